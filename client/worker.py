@@ -234,7 +234,7 @@ def make_engine(job: Job) -> Engine:
     if job.reading is not None:  # the server has seen to it for its own data; a node with records takes nobody's word
         refuse_longer_than_positions(model, job.reading.max_length)
         refuse_batch_dependent_positions(model, job.reading.max_length)
-    task = make_task(job.task, job.num_labels, job.local.balance)
+    task = make_task(job.task, job.num_labels, job.local.balance, **dict(job.local.preference))
     return build_engine(
         model,
         job.spec,

@@ -128,6 +128,7 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
         "labels": records.labels,
         "token_weights": records.token_weights,
         "units": texts.unit_numbers(),
+        "splits": records.splits,
         "stops": stops,
     }
     folder.mkdir(mode=0o700)  # it holds private texts, as tokens

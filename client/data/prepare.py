@@ -34,7 +34,7 @@ from privacy.sensitive_text import detectors, treatments
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ("labels", "token_weights", "units")
+COLUMNS = ("labels", "token_weights", "units", "splits")
 """What records may have besides tokens, as :class:`client.data.records.Records` names it."""
 
 _DECISIVE = (

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+COLUMNS = ("labels", "units", "splits")
+"""What a record may have once, as :class:`Records` names it."""
+
 
 @dataclass(frozen=True)
 class Records:
@@ -19,6 +22,7 @@ class Records:
         labels: `[n]` int64 class labels, or None where the tokens are their own labels (causal language models).
         token_weights: float32, flat like `tokens`, weight of the loss at each token; None means 1 everywhere.
         units: `[n]` int64, the unit of privacy of every record where several records form one; None: each its own.
+        splits: `[n]` int64, how many tokens of a pair are its first text; None where a record is one text.
     """
 
     tokens: np.ndarray
@@ -26,6 +30,7 @@ class Records:
     labels: np.ndarray | None = None
     token_weights: np.ndarray | None = None
     units: np.ndarray | None = None
+    splits: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 1:
@@ -34,6 +39,10 @@ class Records:
             raise ValueError(f"labels must have one entry per record ({len(self)}), got {len(self.labels)}")
         if self.units is not None and len(self.units) != len(self):
             raise ValueError(f"units must have one entry per record ({len(self)}), got {len(self.units)}")
+        if self.splits is not None:
+            one_each = len(self.splits) == len(self)
+            if not (one_each and (self.splits > 0).all() and (self.splits < self.lengths).all()):
+                raise ValueError(f"splits must lie inside the {len(self)} records, one in each, got {len(self.splits)}")
         if self.token_weights is not None and len(self.token_weights) != len(self.tokens):
             raise ValueError(
                 f"token_weights must have one entry per token ({len(self.tokens)}), got {len(self.token_weights)}"
@@ -49,8 +58,8 @@ class Records:
 
     def span(self, first: int, last: int) -> "Records":
         """The records ``first`` to ``last`` (exclusive), not copied."""
-        labels, units = (None if of is None else of[first:last] for of in (self.labels, self.units))
-        return replace(self, offsets=self.offsets[first : last + 1], labels=labels, units=units)
+        columns = {name: of[first:last] for name in COLUMNS if (of := getattr(self, name)) is not None}
+        return replace(self, offsets=self.offsets[first : last + 1], **columns)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Records":
         """The records at `indices` (any order, repeats allowed), copied into memory."""
@@ -64,9 +73,8 @@ class Records:
         return Records(
             tokens=np.asarray(self.tokens[flat], dtype=np.int32),
             offsets=offsets,
-            labels=None if self.labels is None else np.asarray(self.labels[chosen]),
             token_weights=None if self.token_weights is None else np.asarray(self.token_weights[flat]),
-            units=None if self.units is None else np.asarray(self.units[chosen]),
+            **{name: np.asarray(of[chosen]) for name in COLUMNS if (of := getattr(self, name)) is not None},
         )
 
     @staticmethod

@@ -35,6 +35,9 @@ class Pool:
     """The records of several clients laid end to end, so that rows of any of them can be padded together.
 
     `longest`: positions that the model has.
+
+    Where records are pairs, both texts of one go through the model beside each other, padded alike: what `lengths` has
+    of it is the longer's, and `references` holds what :mod:`client.engine.references` found of it.
     """
 
     def __init__(self, clients: Sequence[Records], longest: int = UNBOUNDED) -> None:
@@ -50,10 +53,14 @@ class Pool:
             base += high - low
         self.tokens = np.concatenate(tokens)
         self.starts = np.concatenate(starts)
-        self.lengths = np.concatenate([np.empty(0, np.int64), *(records.lengths for records in clients)])
-        if len(self.lengths) and self.lengths.min() < 1:
-            empty = int(np.argmin(self.lengths))
+        self.sizes = np.concatenate([np.empty(0, np.int64), *(records.lengths for records in clients)])
+        if len(self.sizes) and self.sizes.min() < 1:
+            empty = int(np.argmin(self.sizes))
             raise ValueError(f"record {empty - self.first[self.client[empty]]} of client {self.client[empty]} is empty")
+        self.splits = self._joined([records.splits for records in clients], self.counts, "splits")
+        self.texts_each = 1 if self.splits is None else 2
+        self.lengths = self.sizes if self.splits is None else np.maximum(self.splits, self.sizes - self.splits)
+        self.references: np.ndarray | None = None
         self.labels = self._joined([records.labels for records in clients], self.counts, "labels")
         sizes = np.array([int(r.offsets[-1]) - int(r.offsets[0]) for r in clients])
         weights = [
@@ -73,8 +80,8 @@ class Pool:
 
     def batch(self, rows: np.ndarray, pad: int, device: torch.device) -> Batch:
         """The given records (indices into the pool) as one micro-batch, padded to :func:`padded_lengths`."""
-        lengths, starts = self.lengths[rows], self.starts[rows]
-        columns = np.arange(int(padded_lengths(lengths, self.longest).max()))
+        starts, lengths = self.texts(rows)
+        columns = np.arange(int(padded_lengths(self.lengths[rows], self.longest).max()))
         real = columns < lengths[:, None]
         where = np.where(real, starts[:, None] + columns, 0)
         ids = np.where(real, self.tokens[where], pad)
@@ -89,11 +96,20 @@ class Pool:
             attention_mask=torch.from_numpy(real.astype(np.int64)).to(device),
             labels=labels,
             token_weights=weights,
+            references=None if self.references is None else torch.from_numpy(self.references[rows]).to(device),
         )
 
+    def texts(self, rows: np.ndarray) -> tuple[Int64[np.ndarray, " texts"], Int64[np.ndarray, " texts"]]:
+        """Where the texts of records start and how long they are: one each, of pairs two, beside each other."""
+        starts, sizes = self.starts[rows], self.sizes[rows]
+        if self.splits is None:
+            return starts, sizes
+        first = self.splits[rows]
+        return np.stack([starts, starts + first], 1).reshape(-1), np.stack([first, sizes - first], 1).reshape(-1)
+
     def hides_padding(self, rows: np.ndarray) -> bool:
-        """Whether padding of these rows is hidden, see :func:`rows_with_padding`."""
-        return bool(rows_with_padding(self.lengths[rows], self.longest).any())
+        """Whether padding of these rows is hidden, see :func:`rows_with_padding`; of pairs it always is."""
+        return self.splits is not None or bool(rows_with_padding(self.lengths[rows], self.longest).any())
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from client.engine.batching import MicroBatch, Pool, local_steps
 from client.engine.forward import Forward, automatic_token_budget, confirm_prefix, hidden_size
 from client.engine.local_training import LocalTraining
 from client.engine.prefix import PrefixCache, prefix_of
+from client.engine.references import References
 from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
@@ -103,6 +104,8 @@ class CohortEngine:
         self._forward = Forward(
             self._stacked, task, token_budget or automatic_token_budget(model, self.device, self.precision)
         )
+        self._residual: Tensor | None = None
+        self._references = References(task, self._start_margins)
         if prefix_memory:
             kept = torch.bfloat16 if self.precision == "bf16" else self._stacked.dtype
             cache = PrefixCache(hidden_size(model), kept, prefix_memory, prefix_folder)
@@ -130,7 +133,23 @@ class CohortEngine:
 
     def set_residual(self, residual: Float[Tensor, " values"] | None) -> None:
         """Add a residual to the frozen weights of adapted layers from now on; None: none."""
+        self._residual = residual
         self._stacked.set_residual(residual)
+
+    @torch.no_grad()
+    def _start_margins(self, pool: Pool, rows: np.ndarray) -> np.ndarray:
+        """The margins of pairs under the base as it was loaded, without adapter."""
+        self._stacked.set_residual(None)
+        self._stacked.bind(torch.zeros(self.layout.size, dtype=self._stacked.dtype, device=self.device))
+        found = np.zeros(len(rows))
+        try:
+            for piece, margins in self._forward.each(
+                pool.lengths[rows], lambda piece: self._forward.margins(pool, rows[piece.rows]).cpu().numpy()
+            ):
+                found[piece] = margins
+        finally:
+            self._stacked.set_residual(self._residual)
+        return found
 
     def train(
         self,
@@ -150,6 +169,7 @@ class CohortEngine:
         if len(idle):
             yield Updates(idle, torch.zeros(len(idle), self.layout.dim, dtype=self._stacked.dtype))
         if len(idle) < len(plans):
+            self._references.add_to(pool, _trained_on(pool, plans))
             slots = min(len(plans) - len(idle), self._slots(pool, local))
             filled = Slots(self._stacked, self._forward, pool, plans, self._logit_offsets(clients))
             yield from filled.run(self._stacked.inward(start, full=True), local, slots)
@@ -191,6 +211,7 @@ class CohortEngine:
         count, each = candidates.shape[:2]
         if count != len(clients):
             raise ValueError(f"candidates must have one row per client ({len(clients)}), got {count}")
+        self._references.add_to(pool)
         inner, offsets = self._stacked.inward(base, full=True), self._logit_offsets(clients)
         sums = torch.zeros(count * each, dtype=torch.float64)
         group = max(1, SLOT_MEMORY // (4 * each * max(1, self.layout.dim)))
@@ -213,6 +234,7 @@ class CohortEngine:
     def evaluate(self, vector: Float[Tensor, " size"], records: Records) -> Metrics:
         """The task's metrics of one full vector over all records."""
         pool = self._forward.pool([records])
+        self._references.add_to(pool)
         self._stacked.bind(self._stacked.inward(vector, full=True))
         totals = self.task.no_totals()
         for _, part in self._forward.each(pool.lengths, lambda piece: self._forward.totals(pool, piece.rows)):
@@ -236,6 +258,7 @@ class CohortEngine:
         `Task.per_record_loss` without logit offsets, which would couple the records of a client.
         """
         pool = self._forward.pool(clients)
+        self._references.add_to(pool)
         inner = self._stacked.inward(base, full=True)
         stacked = None if vectors is None else self._stacked.inward(vectors, full=False)
         largest = max((len(piece.rows) for piece in self._forward.micro_batches(pool.lengths)), default=0)
@@ -260,13 +283,18 @@ class CohortEngine:
         """
         if self.slots is not None:
             return self.slots
-        tokens_per_step = max(1.0, float(pool.lengths.mean()) * min(local.batch_size, float(pool.counts.mean())))
+        tokens_per_step = max(1.0, float(pool.sizes.mean()) * min(local.batch_size, float(pool.counts.mean())))
         wanted = int(8 * self.token_budget / tokens_per_step) + 1
         memory = SLOT_MEMORY
         if self.device.type == "cuda":
             memory = max(memory, torch.cuda.mem_get_info(self.device)[0] // GPU_SLOT_SHARE)
         affordable = memory // (16 * max(1, self.layout.dim))
         return max(1, min(wanted, affordable))
+
+
+def _trained_on(pool: Pool, plans: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """The rows of a pool that some step of a client takes."""
+    return np.unique(np.concatenate([pool.first[i] + step for i, plan in enumerate(plans) for step in plan]))
 
 
 def _weight_shapes(model: nn.Module) -> set[tuple[int, int]]:

@@ -26,7 +26,7 @@ from client.engine.stacked_model import StackedModel
 from client.models.base import positions
 from client.models.devices import LEAST_TOKENS, activation_bytes
 from client.models.lm_head import Predictions
-from client.models.tasks import Batch, Task
+from client.models.tasks import Batch, Preference, Task
 from privacy.randomness.rng import simulation_generator
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Forward:
 
     def micro_batches(self, lengths: np.ndarray, owner: np.ndarray | None = None) -> list[MicroBatch]:
         """Cut records into micro-batches, see `client.engine.batching.micro_batches`."""
-        return micro_batches(lengths, self.token_budget, owner, self.longest)
+        return micro_batches(lengths, self.token_budget // self.task.texts_each, owner, self.longest)
 
     def pool(self, clients: Sequence[Records]) -> Pool:
         """Pool the clients' records, for this model."""
@@ -82,6 +82,11 @@ class Forward:
             batch = replace(batch, logit_offsets=offsets[torch.from_numpy(pool.client[rows])])
         return self.task.per_record_loss(logits, batch)
 
+    def margins(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, " rows"]:
+        """The margin of every pair under one adapter, see `client.models.tasks.Preference`."""
+        assert isinstance(self.task, Preference), "others have none"
+        return self.task.margins(*self.outputs(pool, rows, Rows.share_adapter(len(rows))))
+
     def totals(self, pool: Pool, rows: np.ndarray) -> Float[Tensor, " sums"]:
         """The task's metric totals of rows that share one adapter."""
         logits, batch = self.outputs(pool, rows, Rows.share_adapter(len(rows)))
@@ -100,6 +105,7 @@ class Forward:
         batch = pool.batch(rows, self.stacked.pad, self.stacked.device)
         mask = batch.attention_mask if pool.hides_padding(rows) else None
         self.tokens_run += batch.input_ids.numel()
+        placement = replace(placement, count=len(batch.input_ids))  # the texts of a pair are one owner's
         if self.prefix is None:
             return self.stacked(batch.input_ids, mask, placement), batch
         self.prefix.hidden = self.prefix.states(pool, rows, batch.input_ids, mask)

@@ -9,6 +9,21 @@ ADAM_EPS = 1e-8
 """Of ``"adamw"``: the defaults of `torch.optim.AdamW`."""
 
 
+class PreferenceLoss(Table):
+    """The loss on pairs of answers (``model.task = "preference"``), see :class:`client.models.tasks.Preference`.
+
+    Attributes:
+        loss: ``dpo`` compares the model with the one it began as (Rafailov et al. 2023); ``simpo`` needs no other model
+            (Meng et al. 2024).
+        beta: scale of the margin between the two answers; 0 takes the paper's, 0.1 with ``dpo`` and 2 with ``simpo``.
+        gamma: margin that ``simpo`` asks for.
+    """
+
+    loss: Literal["dpo", "simpo"] = "dpo"
+    beta: NonNegative = 0.0
+    gamma: NonNegative = 1.0
+
+
 class LocalTraining(Table):
     """The work of each client on its records between receiving the adapter and sending its update.
 
@@ -37,3 +52,4 @@ class LocalTraining(Table):
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 0.0
     balance: Literal["none", "prior"] = "none"
+    preference: PreferenceLoss = PreferenceLoss()

@@ -159,7 +159,8 @@ class Prefix:
         self, pool: Pool, rows: np.ndarray, input_ids: Int[Tensor, "rows tokens"], mask: Tensor | None
     ) -> Float[Tensor, "rows tokens width"]:
         """The hidden state entering the first adapted layer for padded rows of a pool, from the cache where it is."""
-        keys = [pool.tokens[pool.starts[row] : pool.starts[row] + pool.lengths[row]].tobytes() for row in rows]
+        starts, lengths = pool.texts(rows)
+        keys = [pool.tokens[start : start + length].tobytes() for start, length in zip(starts, lengths, strict=True)]
         places = np.array([self._cache.find(key) for key in keys])
         missing = np.flatnonzero(places[:, 0] < 0)
         if len(missing):
@@ -167,12 +168,12 @@ class Prefix:
             fresh = self._compute(input_ids[part], None if mask is None else mask[part])
             for hidden, position in zip(fresh.cpu(), missing, strict=True):
                 known = self._cache.find(keys[position])  # the same text twice in one micro-batch
-                length = int(pool.lengths[rows[position]])
-                places[position] = known if known[0] >= 0 else self._cache.put(keys[position], hidden[:length])
+                kept = hidden[: int(lengths[position])]
+                places[position] = known if known[0] >= 0 else self._cache.put(keys[position], kept)
             if (places[:, 0] < 0).any():  # the cache is full: rounded as what it holds, or a row would tell of that
-                whole = fresh if len(missing) == len(rows) else self._compute(input_ids, mask)
+                whole = fresh if len(missing) == len(keys) else self._compute(input_ids, mask)
                 return whole.to(self._cache.dtype)
-        return self._cache.gather(places, pool.lengths[rows], input_ids.shape[1]).to(input_ids.device)
+        return self._cache.gather(places, lengths, input_ids.shape[1]).to(input_ids.device)
 
     def _compute(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
         self.capturing, self.hidden = True, None

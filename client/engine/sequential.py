@@ -26,13 +26,14 @@ from client.data.records import Records
 from client.engine.batching import Pool, local_steps, micro_batches
 from client.engine.cohort import RecordGradients
 from client.engine.local_training import ADAM_BETAS, ADAM_EPS, LocalTraining
+from client.engine.references import References
 from client.engine.slots import Updates
 from client.engine.stacked_model import UnsupportedAdapter
 from client.models.base import positions
 from client.models.frozen_linear import is_ternary
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, matches, peft_config
-from client.models.tasks import Metrics, Task
+from client.models.tasks import Metrics, Preference, Task
 from privacy import checks
 from strategies.adapter.layout import PEFT_PREFIX, AdapterLayout, Entry
 from strategies.adapter.residual import check_residual, pairs
@@ -79,6 +80,8 @@ class SequentialEngine:
         self._tensors = _adapter_tensors(self.model)
         self.layout = _layout(self._tensors, spec)
         self._loaded: dict[str, Tensor] = {}
+        self._residual: Tensor | None = None
+        self._references = References(task, self._start_margins)
         self.train_factors(spec.train)
 
     def train_factors(self, train: str) -> None:
@@ -93,6 +96,7 @@ class SequentialEngine:
     @torch.no_grad()
     def set_residual(self, residual: Tensor | None) -> None:
         """Set the residual as `CohortEngine.set_residual` does. ValueError if a weight holds no floats."""
+        self._residual = residual
         for path, loaded in self._loaded.items():
             self._base_layer(path).weight.copy_(loaded)
         if residual is None:
@@ -108,6 +112,24 @@ class SequentialEngine:
             added = pair.of(residual).to(layer.weight)
             layer.weight += added if isinstance(layer, nn.Linear) else added.T  # GPT-2's Conv1D stores [in, out]
 
+    @torch.no_grad()
+    def _start_margins(self, pool: Pool, rows: np.ndarray) -> np.ndarray:
+        """The margins of pairs under the base as it was loaded, without adapter."""
+        assert isinstance(self.task, Preference), "others have none"
+        residual, found = self._residual, np.zeros(len(rows))
+        self.set_residual(None)
+        try:
+            with self.model.disable_adapter():
+                for number, row in enumerate(rows):
+                    batch = pool.batch(np.array([row]), self._pad, self.device)
+                    logits = self._logits(batch.input_ids, batch.attention_mask)
+                    found[number] = float(self.task.margins(logits, batch))
+        finally:
+            self.set_residual(residual)
+            for entry in self.layout.entries:  # PEFT switches all of them on again
+                self._tensors[entry.name].requires_grad_(entry.trainable)
+        return found
+
     def _base_layer(self, path: str) -> Any:
         """The frozen layer below an adapter."""
         layer: Any = self.model.get_submodule(PEFT_PREFIX + path)
@@ -120,8 +142,8 @@ class SequentialEngine:
         checks.same_length(clients=clients, seeds=seeds)
         origin = self.layout.trainable_values(start.to(self.device, self._dtype))
         for index, (records, seed) in enumerate(zip(clients, seeds, strict=True)):
+            pool, optimizer = self._pool(records), _optimizer(local, self.trained)
             self.load(start)
-            pool, optimizer = Pool([records], self.longest), _optimizer(local, self.trained)
             offsets = self._offsets(records)
             for rows in local_steps(local, len(records), seed):
                 optimizer.zero_grad()
@@ -149,20 +171,20 @@ class SequentialEngine:
             raise ValueError(f"candidates must have one row per client ({len(clients)}), got {len(candidates)}")
         result = torch.zeros(candidates.shape[:2], dtype=torch.float64)
         for i, records in enumerate(clients):
-            pool, offsets = Pool([records], self.longest), self._offsets(records)
+            pool, offsets = self._pool(records), self._offsets(records)
             for j, candidate in enumerate(candidates[i]):
                 self.load(self.layout.with_trainable(base, candidate))
-                pieces = micro_batches(pool.lengths, self.token_budget, longest=self.longest)
-                total = sum(float(self.record_losses(pool, piece.rows, offsets).double().sum()) for piece in pieces)
+                pieces = self._pieces(pool)
+                total = sum(float(self.record_losses(pool, rows, offsets).double().sum()) for rows in pieces)
                 result[i, j] = total / max(1, len(records))
         return result
 
     @torch.no_grad()
     def evaluate(self, vector: Tensor, records: Records) -> Metrics:
         """Evaluate as `CohortEngine.evaluate` does."""
+        pool, totals = self._pool(records), self.task.no_totals()
         self.load(vector)
-        pool, totals = Pool([records], self.longest), self.task.no_totals()
-        for rows in (piece.rows for piece in micro_batches(pool.lengths, self.token_budget, longest=self.longest)):
+        for rows in self._pieces(pool):
             batch = pool.batch(rows, self._pad, self.device)
             totals += self.task.totals(self._logits(batch.input_ids, batch.attention_mask), batch).cpu()
         return self.task.metrics(totals)
@@ -176,8 +198,8 @@ class SequentialEngine:
     ) -> Iterator[RecordGradients]:
         """Compute what `CohortEngine.cohort_record_gradients` does, by autograd one record at a time."""
         for client, records in enumerate(clients):
+            pool = self._pool(records)
             self.load(base if vectors is None else self.layout.with_trainable(base, vectors[client].to(base)))
-            pool = Pool([records], self.longest)
             for row in range(len(records)):
                 loss = self.record_losses(pool, np.array([row]), None).sum()
                 gradients = torch.autograd.grad(loss, self.trained)
@@ -189,6 +211,17 @@ class SequentialEngine:
         with torch.no_grad():
             for name, values in self.layout.tensors(full).items():
                 self._tensors[name].copy_(values)
+
+    def _pool(self, records: Records) -> Pool:
+        """One client's records, with what their loss needs of the start model."""
+        pool = Pool([records], self.longest)
+        self._references.add_to(pool)
+        return pool
+
+    def _pieces(self, pool: Pool) -> Iterator[np.ndarray]:
+        """The rows of every micro-batch."""
+        budget = self.token_budget // self.task.texts_each
+        return (piece.rows for piece in micro_batches(pool.lengths, budget, longest=self.longest))
 
     def _offsets(self, records: Records) -> Tensor | None:
         labels = None if records.labels is None else torch.from_numpy(np.array(records.labels))

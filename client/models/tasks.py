@@ -16,7 +16,7 @@ privacy it couples the records of a client and must not be used.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ class Batch:
         labels: int64 ``[n]`` class labels; None for a language model, whose targets are its inputs.
         token_weights: float32 ``[n, t]``, weight of the loss of predicting that token; None is 1 everywhere.
         logit_offsets: float32 ``[n, num_labels]`` added to the logits in the loss and never in the metrics.
+        references: float64, one per pair of rows: its :meth:`Preference.margins` under the start model.
     """
 
     input_ids: Int[Tensor, "n t"]
@@ -45,6 +46,7 @@ class Batch:
     labels: Int[Tensor, " n"] | None = None
     token_weights: Float[Tensor, "n t"] | None = None
     logit_offsets: Float[Tensor, "n labels"] | None = None
+    references: Float[Tensor, " pairs"] | None = None
 
 
 MOST_CLASSES = 300
@@ -56,10 +58,10 @@ class Metrics:
     """Averages over a set of records.
 
     Attributes:
-        loss: mean cross-entropy in nats, per record (classification) or per token (language model).
-        accuracy: share of records, or of tokens, whose most probable label is right.
+        loss: mean cross-entropy in nats, per record (classification) or per token (language model); of pairs theirs.
+        accuracy: share of records, or of tokens, whose most probable label is right; of pairs, see :class:`Preference`.
         count: records, or tokens, averaged over.
-        perplexity: ``exp(loss)`` of a language model, None for a classifier.
+        perplexity: ``exp(loss)`` of a language model; None for a classifier, and for pairs.
         confusion: how many records of the class of a row were taken for that of a column; None for a language model
             and beyond :data:`MOST_CLASSES` classes.
         loss_within, accuracy_within: half the width of the 95 % interval around a value that was released with noise;
@@ -81,7 +83,17 @@ class Metrics:
 
 
 class Task(Protocol):
-    """The interface of a task, as the engine asks it. `logits` are what :func:`client.models.lm_head.run` gave."""
+    """The interface of a task, as the engine asks it. `logits` are what :func:`client.models.lm_head.run` gave.
+
+    Attributes:
+        texts_each: texts of a record, which are rows of a batch beside each other.
+        has_reference: whether the loss compares the model with the one it began as.
+    """
+
+    texts_each: ClassVar[int]
+
+    @property
+    def has_reference(self) -> bool: ...
 
     def per_record_loss(self, logits: Any, batch: Batch) -> Float[Tensor, " n"]:
         """Loss of every record, in nats."""
@@ -120,6 +132,8 @@ class SequenceClassification:
     num_labels: int
     balance: str = "none"
     smoothing: float = 1.0
+    texts_each: ClassVar[int] = 1
+    has_reference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.integer_at_least(2, num_labels=self.num_labels)
@@ -181,6 +195,8 @@ class CausalLM:
     """
 
     weighted_only: bool = False
+    texts_each: ClassVar[int] = 1
+    has_reference: ClassVar[bool] = False
 
     def per_record_loss(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " n"]:
         """``sum_t w_t CE_t / sum_t w_t`` over the predicted tokens; 0 for a record with nothing to predict."""
@@ -212,12 +228,94 @@ class CausalLM:
         return None
 
 
-TASKS = ("classification", "causal-lm", "summarisation", "instruction")
+@dataclass(frozen=True)
+class Preference:
+    """The task of preferring, to the same prompt, one answer to another. A record is a pair of texts, chosen first.
+
+    A text's score is the log-probability of its answer: the tokens of weight above 0. The margin m of a pair is the
+    score of the chosen text minus that of the rejected one, and the losses are
+
+        dpo:    -log sigmoid(beta (m - m_start))       m_start of the model before training
+        simpo:  -log sigmoid(beta m - gamma)           scores divided by the tokens of their answers
+
+    References: Rafailov et al., "Direct Preference Optimization", NeurIPS 2023, equation 7 (arXiv 2305.18290v3); Meng
+    et al., "SimPO", NeurIPS 2024, equation 6 (arXiv 2405.14734v3). The loss of a pair depends on that pair alone.
+
+    Attributes:
+        loss: one of :data:`PREFERENCE_BETAS`.
+        beta: scale of the margin; 0 takes the paper's.
+        gamma: margin that SimPO asks for.
+    """
+
+    loss: str = "dpo"
+    beta: float = 0.0
+    gamma: float = 1.0
+    texts_each: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        checks.one_of(PREFERENCE_BETAS, loss=self.loss)
+        checks.non_negative(beta=self.beta, gamma=self.gamma)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss is DPO's."""
+        return self.loss == "dpo"
+
+    def margins(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " pairs"]:
+        """Score of the chosen text minus that of the rejected one, float64; that of an empty answer is 0."""
+        needed = _predicted(batch, weighted=True)
+        losses = token_losses(logits[:, :-1], batch.input_ids[:, 1:], needed).double()
+        scores = -losses.new_zeros(needed.shape).masked_scatter(needed, losses).sum(dim=1)
+        if self.loss == "simpo":
+            scores = scores / needed.sum(dim=1).clamp_min(1)
+        return scores[0::2] - scores[1::2]
+
+    def per_record_loss(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " pairs"]:
+        """The loss of every pair."""
+        return self._losses(self._rewards(logits, batch))
+
+    def no_totals(self) -> Float[Tensor, " sums"]:
+        """Zeros in the form of :meth:`totals`."""
+        return torch.zeros(3, dtype=torch.float64)
+
+    def totals(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " sums"]:
+        """Summed loss, pairs whose chosen text has the higher reward (one with equal rewards counts half), pairs."""
+        rewards = self._rewards(logits, batch)
+        hits = (rewards > 0).double() + 0.5 * (rewards == 0).double()
+        return torch.stack([self._losses(rewards).sum(), hits.sum(), torch.ones_like(hits).sum()])
+
+    def metrics(self, totals: Float[Tensor, " sums"]) -> Metrics:
+        """Mean loss per pair, share of pairs in which the chosen text is preferred."""
+        return Metrics(*_averages(totals))
+
+    def logit_offsets(self, labels: Int[Tensor, " n"] | None) -> None:
+        """A language model has no label prior."""
+        return None
+
+    def _rewards(self, logits: Tensor | Predictions, batch: Batch) -> Float[Tensor, " pairs"]:
+        """Reward of the chosen text minus that of the rejected one."""
+        margins = self.margins(logits, batch)
+        if self.has_reference:
+            if batch.references is None:
+                raise ValueError("DPO compares with the start model, whose margins this batch does not have")
+            margins = margins - batch.references
+        return (self.beta or PREFERENCE_BETAS[self.loss]) * margins
+
+    def _losses(self, rewards: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
+        return -F.logsigmoid(rewards - (0.0 if self.has_reference else self.gamma))
+
+
+PREFERENCE_BETAS = {"dpo": 0.1, "simpo": 2.0}
+"""Losses over pairs, and the scale that their papers train with."""
+
+TASKS = ("classification", "causal-lm", "summarisation", "instruction", "preference")
 """Names a run may give its task."""
 
 
-def make_task(name: str, num_labels: int = 0, balance: str = "none") -> Task:
-    """The task of a run.
+def make_task(
+    name: str, num_labels: int = 0, balance: str = "none", *, loss: str = "dpo", beta: float = 0.0, gamma: float = 1.0
+) -> Task:
+    """The task of a run; `loss`, `beta` and `gamma` are those of :class:`Preference`.
 
     Raises:
         ValueError: unknown name, fewer than two classes, or balancing where there are no labels.
@@ -227,6 +325,8 @@ def make_task(name: str, num_labels: int = 0, balance: str = "none") -> Task:
         return SequenceClassification(num_labels, balance)
     if balance != "none":
         raise ValueError(f"balance must be 'none' for task {name!r}, which has no labels, got {balance!r}")
+    if name == "preference":
+        return Preference(loss, beta, gamma)
     return CausalLM(weighted_only=name != "causal-lm")
 
 

@@ -94,7 +94,7 @@ def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
     return OpacusEngine(
         model,
         job.spec,
-        make_task(job.task, job.num_labels),
+        make_task(job.task, job.num_labels, **dict(job.local.preference)),
         token_budget=job.token_budget or 2048,
         device=device,
     )

@@ -118,7 +118,7 @@ class FinishedRun:
         engine = build_engine(
             model,
             spec,
-            make_task(self.task, labels),
+            make_task(self.task, labels, **dict(self.config.local.preference)),
             sequential=settings.sequential,
             token_budget=settings.token_budget or None,
             precision=settings.precision,

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -105,6 +106,23 @@ def clients(sizes: tuple[int, ...], *, seed: int = 0, longest: int = 21, weights
         given = [rng.uniform(0.1, 2.0, len(row)) for row in rows] if weights else None
         made.append(Records.from_lists(rows, rng.integers(0, CLASSES, size), given))
     return made
+
+
+def pairs(
+    count: int, *, seed: int = 0, longest: int = 14, made: list[tuple[list[int], list[int]]] | None = None
+) -> Records:
+    """Pairs of texts, of random tokens or of those that are `made`; the first of each is the prompt, and given."""
+    rng = np.random.default_rng(seed)
+    if made is None:
+        made = []
+        for _ in range(count):
+            prompt = rng.integers(3, WORDS, rng.integers(1, longest // 2)).tolist()
+            answers = (rng.integers(3, WORDS, rng.integers(1, longest // 2)).tolist() for _ in range(2))
+            first, second = ([*prompt, *answer] for answer in answers)
+            made.append((first, second))
+    weights = [[float(place > 0) for text in pair for place in range(len(text))] for pair in made]
+    records = Records.from_lists([[*first, *second] for first, second in made], None, weights)
+    return replace(records, splits=np.array([len(first) for first, _ in made], dtype=np.int64))
 
 
 def start(model: nn.Module, spec: LoraSpec) -> Tensor:

@@ -16,7 +16,7 @@ from client.models.frozen_linear import OneDnnWeight, add_shared_expansion, shar
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from strategies.adapter.residual import residual_size
-from tests.cases.cohorts import threads
+from tests.cases.cohorts import pairs, threads
 
 HEAD = ("classifier",)
 JOBS = {
@@ -30,6 +30,7 @@ JOBS = {
         2**22,
     ),
     "lacquer-small": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
+    "lacquer-small, pairs": ("preference", None, LoraSpec(4, 8.0, ("q_proj", "v_proj"), (2, 3)), 2**22),
     "lacquer-small, checkpointed": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
     "lacquer-small, int8 and checkpointed": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
     "lacquer-small, nf4": ("causal-lm", 0, LoraSpec(4, 8.0, ("q_proj", "v_proj")), 0),
@@ -54,7 +55,12 @@ def _some_slow(cases: dict[str, Any], *fast: str) -> list[Any]:
 
 FAST = (
     *("minilm, upper layers", "minilm, head alone", "lacquer-small"),
-    *("lacquer-small, checkpointed", "lacquer-small, int8 and checkpointed", "lacquer-small, nf4"),
+    *(
+        "lacquer-small, pairs",
+        "lacquer-small, checkpointed",
+        "lacquer-small, int8 and checkpointed",
+        "lacquer-small, nf4",
+    ),
 )
 SOME_JOBS = [
     *(pytest.param(job, "fp32", marks=[] if job in FAST else pytest.mark.nightly) for job in JOBS),
@@ -72,7 +78,8 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int]:
+def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int | None]:
+    """An engine, where it starts, and the number of classes: 0 for texts, None for pairs of them."""
     task, classes, spec, prefix = JOBS[job]
     model, _ = load_base(job.split(",")[0], task, classes or None)
     layout = adapter_layout(model, spec)
@@ -81,7 +88,7 @@ def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int]:
     engine = CohortEngine(
         model,
         spec,
-        make_task(task, classes),
+        make_task(task, classes or 0),
         precision=precision,
         prefix_memory=prefix,
         quantisation=next((kind for kind in ("int8", "nf4") if kind in job), "none"),
@@ -92,7 +99,10 @@ def _made(job: str, precision: str) -> tuple[CohortEngine, Tensor, int]:
     return engine, vector, classes
 
 
-def _records(rng: np.random.Generator, count: int, longest: int, classes: int, shortest: int = 2) -> Records:
+def _records(rng: np.random.Generator, count: int, longest: int, classes: int | None, shortest: int = 2) -> Records:
+    if classes is None:
+        lengths = rng.integers(shortest, longest, (count, 2))
+        return pairs(0, made=[tuple(rng.integers(5, 2000, n).tolist() for n in both) for both in lengths])
     tokens = [rng.integers(5, 2000, rng.integers(shortest, longest)).tolist() for _ in range(count)]
     return Records.from_lists(tokens, rng.integers(0, classes, count) if classes else None)
 
