@@ -124,6 +124,33 @@ def cut(rendered: Rendered, longest: int, first: int | None) -> tuple[Rendered, 
     return short, True, kept.stop < stop
 
 
+def cut_pair(pair: Sequence[Rendered], longest: int, first: int | None) -> tuple[list[Rendered], bool, bool]:
+    """Cut two texts with one prompt to at most `longest` tokens each, and tell as :func:`cut` does.
+
+    What is behind the answers goes first; then the beginning of the prompt, as much of both; then the answers' ends.
+    """
+    ends = [max((i + 1 for i, weight in enumerate(each.weights) if weight), default=0) for each in pair]
+    kept = [
+        replace(each, tokens=each.tokens[:end], weights=each.weights[:end])
+        for each, end in zip(pair, ends, strict=True)
+    ]
+    excess = max(ends) - longest
+    if excess <= 0:
+        return kept, False, False
+    start = min(each.weights.index(1.0) for each in kept)
+    begins = 1 if start and all(each.tokens[0] == first for each in kept) else 0
+    stop = begins + min(excess, max(0, start - begins - min(_CUT_PROMPT, longest // 2)))
+    short = [
+        replace(
+            each,
+            tokens=[*each.tokens[:begins], *each.tokens[stop:]][:longest],
+            weights=[*each.weights[:begins], *each.weights[stop:]][:longest],
+        )
+        for each in kept
+    ]
+    return short, True, stop - begins < excess
+
+
 class NotRendered(ValueError):
     """A template leaves out what a conversation holds; the text says what, and quotes nothing of it."""
 

@@ -108,7 +108,7 @@ def _write(folder: Path, source: str, reading: ReadSettings, tokenizer: str) -> 
     from client.data.tokenise import tokenise
     from client.models.base import load_tokenizer
 
-    texts = read(source, reading, "data", chat=reading.task == "instruction")
+    texts = read(source, reading, "data", task=reading.task)
     for what, count in texts.noted.items():
         log.warning("%s: %d %s", source, count, what)
     ids = None if texts.labels is None else label_ids(texts.labels, reading.labels)

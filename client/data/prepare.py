@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from client.data import canaries, chat, conversations, partition, sensitive, sources, splits, tokenise
-from client.data.catalog import consultations, corpora, diabetes130, notes
-from client.data.columns import labels, normal_form, tables
+from client.data.catalog import consultations, corpora, diabetes130, notes, restaurants
+from client.data.columns import labels, normal_form, preferences, tables
 from client.data.prepared import FORMAT, META_FILE, PARTS, PreparedData, sha256
 from client.data.records import Records
 from client.data.sensitive import make_detector
@@ -38,8 +38,8 @@ COLUMNS = ("labels", "token_weights", "units", "splits")
 """What records may have besides tokens, as :class:`client.data.records.Records` names it."""
 
 _DECISIVE = (
-    *(sensitive, detectors, treatments, notes, consultations, corpora, diabetes130),
-    *(canaries, normal_form, labels, tables, sources, splits, tokenise, partition, conversations, chat),
+    *(sensitive, detectors, treatments, notes, consultations, corpora, diabetes130, restaurants),
+    *(canaries, normal_form, labels, tables, sources, splits, tokenise, partition, conversations, chat, preferences),
 )
 
 
@@ -79,8 +79,13 @@ def check(spec: DataSpec) -> None:
         raise ValueError("clients = 0 takes what data.client-column names; data.partition must be 'natural'")
     if spec.task == "summarisation" and not spec.text_pair_column:
         raise ValueError("data.text-pair-column must name the summaries' column for summarisation, got ''")
-    if spec.chat and spec.canaries:
-        raise ValueError(f"data.canaries = {spec.canaries} are planted into texts; model.task = 'instruction' has none")
+    if (spec.chat or spec.task == "preference") and spec.canaries:
+        raise ValueError(f"data.canaries = {spec.canaries} are planted into texts; model.task = {spec.task!r} has none")
+    if spec.task == "preference" and (spec.sensitive != "none" or spec.text_pair_column):
+        raise ValueError(
+            f"data.sensitive = {spec.sensitive!r} and data.text-pair-column = {spec.text_pair_column!r} must be 'none' "
+            "and '' with model.task = 'preference', which reads the columns prompt, chosen and rejected as they are"
+        )
     if spec.source == NOTES and spec.least_words:
         raise ValueError("data.least-words must be 0 for generated notes, which are all long")
     if spec.test_limit and not spec.test_source:
@@ -112,7 +117,7 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of everything the files depend on."""
     content = [_source(spec)]
     for part, place in public_sources(spec).items():
-        content.append(sources.fingerprint(place, public_reading(spec), f"data.{part}-source", chat=spec.chat))
+        content.append(sources.fingerprint(place, public_reading(spec), f"data.{part}-source", task=spec.task))
     # any change of the code that decides the content gives new names: nobody has to remember a version number
     code = [inspect.getsource(module) for module in (*_DECISIVE, sys.modules[__name__])]
     versions = [importlib.metadata.version("flwr-datasets"), importlib.metadata.version("tokenizers")]
@@ -128,7 +133,7 @@ def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
 def _source(spec: DataSpec) -> str:
     """SHA-256 of the records of the source, before anything is drawn or dealt; of generated ones what decides them."""
     if spec.source != NOTES:
-        return sources.fingerprint(spec.source, source_reading(spec), chat=spec.chat)
+        return sources.fingerprint(spec.source, source_reading(spec), task=spec.task)
     sizes = (spec.seed, spec.clients, spec.records_per_client, spec.task)
     content = [notes.grammar_text(), consultations.words_text(), importlib.metadata.version("faker"), sizes]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

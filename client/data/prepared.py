@@ -87,13 +87,14 @@ class PreparedData:
         return tuple(self.meta["label_names"])
 
     def predicted_tokens(self, part: str, start: int, stop: int) -> int | None:
-        """Tokens that a language model predicts in these records of ``"validation"`` or ``"test"``; None if it is none.
+        """Tokens that a language model predicts in these records of ``"validation"`` or ``"test"``.
 
-        The first token of a record is given, and so is what has weight 0.
+        None where metrics are over records: of a classifier, and of pairs. The first token of a record is given, and so
+        is what has weight 0.
         """
-        if self.num_labels:
-            return None
         records: Records = getattr(self, part)
+        if self.num_labels or records.splits is not None:
+            return None
         first, last = records.offsets[[start, stop]]
         if records.token_weights is None:
             return int(last - first - (stop - start))

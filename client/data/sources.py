@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from client.data import conversations
 from client.data.catalog import corpora
+from client.data.columns import preferences
 from client.data.columns.labels import count_missing
 from client.data.columns.normal_form import INTEGER, differ_in_case, is_blank, normal_form
 from client.data.columns.tables import KINDS, SUFFIXES, Columns, column_settings, read_path
@@ -163,8 +164,8 @@ class Texts:
         return [(normal_form(text), normal_form(pair)) for text, pair in zip(self.texts, pairs, strict=True)]
 
 
-def read(source: str, reading: Reading, option: str = "data.source", *, chat: bool = False) -> Texts:
-    """The records of `source`; `option` is the key named in messages; with `chat` they are conversations.
+def read(source: str, reading: Reading, option: str = "data.source", *, task: str = "") -> Texts:
+    """The records of `source` for a task; `option` is the key named in messages.
 
     Raises:
         ValueError: missing or unreadable file, absent column, wrong type, no usable rows, hub out of reach.
@@ -176,10 +177,10 @@ def read(source: str, reading: Reading, option: str = "data.source", *, chat: bo
         table = read_file(source, reading, option)
     else:
         table = read_hub(source, option)
-    return _texts(table, reading, f"{option} = {source!r}", chat)
+    return _texts(table, reading, f"{option} = {source!r}", task)
 
 
-def fingerprint(source: str, reading: Reading, option: str = "data.source", *, chat: bool = False) -> str:
+def fingerprint(source: str, reading: Reading, option: str = "data.source", *, task: str = "") -> str:
     """SHA-256 of what `source` holds: of its files, or of the records read from the hub."""
     if source.partition(":")[0] in KINDS:
         with existing_file(source, option).open("rb") as file:
@@ -189,7 +190,7 @@ def fingerprint(source: str, reading: Reading, option: str = "data.source", *, c
         for path in corpora.files(source, option):
             digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
-    records = read(source, reading, option, chat=chat)
+    records = read(source, reading, option, task=task)
     labels: list[Any] | None = records.labels
     if labels and all(map(INTEGER.fullmatch, labels)):
         labels = [int(label) for label in labels]  # as they were digested when runs began to be added up
@@ -198,18 +199,23 @@ def fingerprint(source: str, reading: Reading, option: str = "data.source", *, c
     ).hexdigest()
 
 
-def _texts(table: Columns, reading: Reading, where: str, chat: bool) -> Texts:
+def _texts(table: Columns, reading: Reading, where: str, task: str) -> Texts:
     named = column_settings(reading)
-    if chat:
+    if task in ("instruction", "preference"):
         named = [(key, name) for key, name in named if key not in ("text-column", "text-pair-column")]
     for key, name in named:
         _check_column(table, f"data.{key}", name, where)
     least = max(1, reading.least_words)
     left_out, noted = Counter[str](), Counter[str]()
     pairs = None
-    if chat:
-        found, left_out, noted = conversations.read_column(table, reading.text_column, reading.text_pair_column, where)
-        kept = [row for row, text in enumerate(found) if text and conversations.words(text) >= least]
+    if task in ("instruction", "preference"):
+        count = conversations.words
+        if task == "preference":
+            (found, left_out), count = preferences.read_columns(table, where), preferences.words
+        else:
+            asked, answered = reading.text_column, reading.text_pair_column
+            found, left_out, noted = conversations.read_column(table, asked, answered, where)
+        kept = [row for row, text in enumerate(found) if text and count(text) >= least]
         texts = [text or "" for text in found]
     else:
         texts = [text or "" for text in table.texts(reading.text_column, where)]

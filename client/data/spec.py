@@ -14,7 +14,7 @@ from client.settings import Count, CountOrAuto, Options, Positive, Rate, Table, 
 NOTES = "notes"
 """The source that is generated."""
 
-Task = Literal["classification", "causal-lm", "summarisation", "instruction"]
+Task = Literal["classification", "causal-lm", "summarisation", "instruction", "preference"]
 ANSWERS = ("summarisation", "instruction")
 """Tasks whose records hold a prompt and an answer."""
 MaxLength = Annotated[int, Field(ge=4, le=4096)]
@@ -134,7 +134,8 @@ class DataSpec(DataSettings):
         clients: logical clients; 0 takes as many as the client column names (``partition = "natural"``).
         seed: of the generated notes, the held-out rows and the partition.
         task: ``"classification"``; without labels ``"causal-lm"``, ``"summarisation"`` (the summary of ``text_column``
-            is in ``text_pair_column``) and ``"instruction"`` (:mod:`client.data.conversations`).
+            is in ``text_pair_column``), ``"instruction"`` (:mod:`client.data.conversations`) and ``"preference"``
+            (:mod:`client.data.columns.preferences`).
         chat_template: in Jinja, for conversations; empty takes the tokenizer's.
         max_length: tokens of a record beyond this are cut off (and counted).
         whole_units: units are dealt to clients whole; else one may have records at several.

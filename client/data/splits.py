@@ -70,12 +70,12 @@ def hold_out(spec: DataSpec) -> Held:
         noted: Mapping[str, int] = {}
         read = {"generated": sum(map(len, texts.values()))}
     else:
-        source = sources.read(spec.source, source_reading(spec), chat=spec.chat)
+        source = sources.read(spec.source, source_reading(spec), task=spec.task)
         read = {"source": len(source) + source.left_out.total()}
         noted = source.noted
         left_out, given = source.left_out, dict[str, Texts]()
         for part, place in public_sources(spec).items():
-            whole = sources.read(place, public_reading(spec), f"data.{part}-source", chat=spec.chat)
+            whole = sources.read(place, public_reading(spec), f"data.{part}-source", task=spec.task)
             read[f"{part}-source"] = len(whole) + whole.left_out.total()
             given[part] = _limited(whole, spec) if part == "test" else _shuffled(whole, spec)
             not_drawn[part] = len(whole) - len(given[part])
@@ -122,7 +122,7 @@ def _limited(test: Texts, spec: DataSpec) -> Texts:
 
 def _notes(spec: DataSpec) -> dict[str, Texts]:
     clients = min(spec.clients, _REPEATED_CLIENTS) if spec.partition == "repeated" else spec.clients
-    if spec.chat:
+    if spec.chat or spec.task == "preference":
         return _consultations(spec, clients)
     sizes = (clients * spec.records_per_client, spec.validation_records, spec.test_records)
     texts = {}
@@ -140,7 +140,8 @@ def _consultations(spec: DataSpec, clients: int) -> dict[str, Texts]:
         part = consultations.generate(users, each, spec.seed, start)[:records]
         start += users
         ids = [str(item.user) for item in part]
-        texts[name] = Texts([item.text for item in part], None, None, ids, ids)
+        lines = [item.text if spec.chat else item.pair for item in part]
+        texts[name] = Texts(lines, None, None, ids, ids)
     return texts
 
 

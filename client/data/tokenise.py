@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from client.data import chat
+from client.data.columns import preferences
 from client.data.records import Records
 from client.data.sensitive import token_weights
 from client.data.sources import Texts
@@ -55,12 +56,13 @@ def tokenise(
     weights: DataSettings | None = None,
     chat_template: str = "",
 ) -> Tokenised:
-    """Token ids with the tokenizer's special tokens, at most `max_length` of a record.
+    """Token ids with the tokenizer's special tokens, at most `max_length` of a record, or of each text of a pair.
 
     What is written like a special token in a text is text. Language models get an end-of-text token behind every
     record that ends, and is not cut, if the tokenizer does not put one there. A record of
     summarisation is text, :data:`BEFORE_SUMMARY`, summary; its loss is on the summary and the end-of-text token. One
-    of instructions is a conversation (:mod:`client.data.chat`); its loss is on the answers.
+    of instructions is a conversation (:mod:`client.data.chat`); its loss is on the answers. One of preference is the
+    texts of a pair, one behind the other, each of prompt and answer; what is compared is the answers.
 
     With `weights`, every token gets the weight of that policy (:mod:`client.data.sensitive`); an end-of-text token is
     none of the text's and weighs like its other tokens.
@@ -71,6 +73,8 @@ def tokenise(
     """
     if task == "summarisation":
         return _summaries(texts, tokenizer, max_length)
+    if task == "preference":
+        return _pairs(texts, tokenizer, max_length, chat_template)
     if task == "instruction":
         return _conversations(texts, tokenizer, max_length, chat_template)
     end = tokenizer.eos_token_id if task == "causal-lm" else None
@@ -166,6 +170,53 @@ def _conversations(texts: Texts, tokenizer: PreTrainedTokenizerBase, longest: in
     what = "conversations describe tools, which the chat template leaves out"
     noted = Counter({what: tools_left_out} if tools_left_out else {})
     return Tokenised(records, truncated, answers_cut, chosen, left_out, noted)
+
+
+def _pairs(texts: Texts, tokenizer: Any, longest: int, template: str) -> Tokenised:
+    """Both texts of every pair; whether they are conversations is seen of the pair."""
+    template = chat.template_of(tokenizer, template)
+    kept: list[int] = []
+    found: list[list[chat.Rendered]] = []
+    truncated, answers_cut, left_out, reason = 0, 0, Counter[str](), ""
+    for row, text in enumerate(texts.texts):
+        parts = preferences.pair_of(text)
+        try:
+            if len(parts) == 2:
+                pair = [chat.render(tokenizer, line, template) for line in parts]
+            else:
+                pair = _completed(tokenizer, *parts)
+        except ValueError as error:  # see `_conversations`
+            left_out[str(error) if isinstance(error, chat.NotRendered) else "not rendered by the chat template"] += 1
+            reason = str(error)
+            continue
+        pair, cut, answer_cut = chat.cut_pair(pair, longest, tokenizer.bos_token_id)
+        if pair[0].tokens == pair[1].tokens:
+            left_out["pairs with equal answers, once they are cut"] += 1
+            reason = f"their answers begin alike for more than {longest} tokens (model.max-length)"
+            continue
+        kept.append(row)
+        found.append(pair)
+        truncated, answers_cut = truncated + cut, answers_cut + answer_cut
+    if not kept:
+        raise ValueError(f"none of {len(texts)} pairs can be used: {reason}")
+    records = Records.from_lists(
+        [[*first.tokens, *second.tokens] for first, second in found],
+        None,
+        [[*first.weights, *second.weights] for first, second in found],
+    )
+    records = replace(records, splits=np.array([len(first.tokens) for first, _ in found], dtype=np.int64))
+    chosen = None if len(kept) == len(texts) else np.array(kept, dtype=np.int64)
+    return Tokenised(records, truncated, answers_cut, chosen, left_out)
+
+
+def _completed(tokenizer: Any, prompt: str, chosen: str, rejected: str) -> list[chat.Rendered]:
+    """A prompt with either answer. The answer begins where the tokens leave the prompt's, as in TRL."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    encoded = tokenizer([prompt, prompt + chosen, prompt + rejected], split_special_tokens=True)["input_ids"]
+    asked, *answered = ([*row[:-1]] if row[-1:] == end else row for row in encoded)
+    whole = [[*row, *end] for row in answered]
+    shared = min(preferences.shared_start(asked, row) for row in whole)
+    return [chat.Rendered(row, [float(place >= shared) for place in range(len(row))]) for row in whole]
 
 
 def _plain(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -29,9 +29,8 @@ def describe_records(found: Looked, content: str) -> Iterator[str]:
         ValueError: the records cannot be read so, or none of them can be used.
     """
     config = parse(tomllib.loads(content))
-    chat = found.task == "instruction"
     reading = found.reading if found.task == "classification" else found.reading.replace(label_column="")
-    whole = sources.read(f"{found.kind}:{found.path}", reading, "DATA", chat=chat)
+    whole = sources.read(f"{found.kind}:{found.path}", reading, "DATA", task=found.task)
     return _lines(found, config.model.name, config.model.max_length, whole)
 
 

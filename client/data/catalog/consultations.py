@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.data.catalog.notes import Draws, Finding, Writer, draw_findings, grammar, invent_patient
+from client.data.columns import preferences
 from client.data.conversations import to_text
 from privacy import checks
 
@@ -38,18 +39,28 @@ class Consultation:
     Attributes:
         user: number of the patient.
         question, answer: texts.
+        wrong: an answer of the other kind, about another finding where there is one.
         urgent: whether a red flag is present now.
     """
 
     user: int
     question: str
     answer: str
+    wrong: str
     urgent: bool
 
     @property
     def text(self) -> str:
         """The conversation, as :mod:`client.data.conversations` keeps it."""
-        return to_text([{"role": "user", "content": self.question}, {"role": "assistant", "content": self.answer}])
+        return self._answered(self.answer)
+
+    @property
+    def pair(self) -> str:
+        """Both answers, as :mod:`client.data.columns.preferences` keeps them."""
+        return preferences.to_text(self._answered(self.answer), self._answered(self.wrong))
+
+    def _answered(self, answer: str) -> str:
+        return to_text([{"role": "user", "content": self.question}, {"role": "assistant", "content": answer}])
 
 
 def generate(users: int, each: int, seed: int, start: int = 0) -> list[Consultation]:
@@ -70,12 +81,18 @@ def _consultation(seed: int, user: int, number: int) -> Consultation:
     for finding, wording in worded:
         asked.write(draws.choice(said["told"][finding.status]), wording)
     asked.write(draws.choice(said["questions"]))
-    kind = "urgent" if urgent else "routine"
+    answer, wrong = (_answer(draws, worded, kind) for kind in (urgent, not urgent))
+    return Consultation(user, asked.text, answer, wrong, urgent)
+
+
+def _answer(draws: Draws, worded: list[tuple[Finding, str]], urgent: bool) -> str:
+    said, kind = words(), "urgent" if urgent else "routine"
     about = next(wording for finding, wording in _by_weight(worded, urgent))
-    answer = said["answers"][kind].format(
-        x=about, step=draws.choice(said["steps"][kind]), care=draws.choice(said["care"][kind])
+    return str(
+        said["answers"][kind].format(
+            x=about, step=draws.choice(said["steps"][kind]), care=draws.choice(said["care"][kind])
+        )
     )
-    return Consultation(user, asked.text, answer, urgent)
 
 
 def _by_weight(worded: list[tuple[Finding, str]], urgent: bool) -> list[tuple[Finding, str]]:

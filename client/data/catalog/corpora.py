@@ -9,6 +9,8 @@
   saw.
 - ``sgd``: conversations of a user with an assistant that books and looks up, with ``dialogue_id`` (Rastogi et al. 2020,
   arXiv 1909.05855). Parts: ``train``, ``validation``, ``test``.
+- ``e2e``: pairs of sentences about restaurants, for ``model.task = "preference"``
+  (:mod:`client.data.catalog.restaurants`). Parts: ``train``, ``validation``, ``test``.
 - ``abstracts``: every distinct text of the parquet files in the folder, in order (PE-SGD's PubMed, bioRxiv and
   congressional texts). No parts.
 
@@ -30,6 +32,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from client.data.catalog import restaurants
 from client.data.catalog.diabetes130 import narratives
 
 SHARES = {"attack": 0.2, "eval": 0.1}
@@ -109,6 +112,7 @@ CORPORA: dict[str, tuple[Callable[[Path, str], pyarrow.Table], tuple[str, ...]]]
     "diabetes130": (diabetes130, ("train", "eval", "attack")),
     "wikitext2": (wikitext2, ("train", "validation", "test", "held-back")),
     "sgd": (sgd, ("train", "validation", "test")),
+    "e2e": (restaurants.pairs, restaurants.PARTS),
     "abstracts": (abstracts, ()),
 }
 """What reads each of them, and the parts it can be asked for."""

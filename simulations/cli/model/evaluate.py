@@ -100,7 +100,7 @@ def read_records(run: "FinishedRun", path: Path) -> "Records":
     if kind is None:
         raise ValueError(f"--data {path}: its ending must be one of {', '.join(SUFFIXES)}")
     spec = data_spec(run.config)
-    texts = sources.read(f"{kind}:{path}", public_reading(spec), "--data", chat=spec.chat)
+    texts = sources.read(f"{kind}:{path}", public_reading(spec), "--data", task=spec.task)
     names = run.label_names
     labels = class_ids(texts.labels or [], names, f"--data {path}") if names else None
     model = run.config.model

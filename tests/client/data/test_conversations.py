@@ -20,7 +20,7 @@ READING = Reading(label_column="")
 def records(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Texts:
     path = folder / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read(f"jsonl:{path}", READING.replace(**changes), chat=True)
+    return read(f"jsonl:{path}", READING.replace(**changes), task="instruction")
 
 
 FORMS = {
@@ -62,7 +62,7 @@ def test_several_turns_and_a_system_message_stay(tmp_path: Path) -> None:
 
 def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"messages": [TURNS]}), tmp_path / "chat.parquet")
-    assert from_text(read(f"parquet:{tmp_path / 'chat.parquet'}", READING, chat=True).texts[0]) == TURNS
+    assert from_text(read(f"parquet:{tmp_path / 'chat.parquet'}", READING, task="instruction").texts[0]) == TURNS
 
 
 USELESS = {
@@ -148,7 +148,7 @@ def test_tools_are_the_same_in_parquet(tmp_path: Path) -> None:
     talk = [TURNS[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "ok"}]
     row = {"messages": [*talk, TURNS[1]], "tools": json.dumps(TOOLS)}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "chat.parquet")
-    found = read(f"parquet:{tmp_path / 'chat.parquet'}", READING, chat=True)
+    found = read(f"parquet:{tmp_path / 'chat.parquet'}", READING, task="instruction")
     assert found.texts == records(tmp_path, [row]).texts
     assert not found.noted
 
