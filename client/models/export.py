@@ -54,7 +54,8 @@ def stored_dtype(name: str) -> torch.dtype:
 def save_tokenizer(tokenizer: Any, task: str, folder: Path) -> None:
     """A tokenizer that encodes as the records were: only a chat template writes special tokens, a text never does."""
     saved = copy.deepcopy(tokenizer)  # those of random models are shared
-    saved.split_special_tokens = saved.init_kwargs["split_special_tokens"] = task != "instruction"
+    rendered = task == "instruction" or (task == "preference" and saved.chat_template)
+    saved.split_special_tokens = saved.init_kwargs["split_special_tokens"] = not rendered
     saved.save_pretrained(folder)
 
 

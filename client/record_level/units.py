@@ -180,6 +180,7 @@ class UnitGradients:
             offsets=np.array([0, _MADE_UP_TOKENS], dtype=np.int64),
             labels=None if records.labels is None else np.zeros(1, dtype=np.int64),
             token_weights=None if records.token_weights is None else np.ones(_MADE_UP_TOKENS, dtype=np.float32),
+            splits=None if records.splits is None else np.array([_MADE_UP_TOKENS // 2], dtype=np.int64),
         )
         index = UnitIndex.of(made_up, grouped=False)
         return replace(self, index=index).of(adapter, np.zeros(1, dtype=np.int64), part, step)

@@ -313,6 +313,10 @@ class RunConfig(Table):
             wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where sites add their own noise")
         if self.is_single_site and self.silo.steps != 1:
             wrong.append(f"silo.steps = {self.silo.steps} must be 1 for one site, whose rounds are its steps")
+        if self.silo.gradients == "opacus" and self.model.task == "preference":
+            wrong.append(
+                "silo.gradients = 'opacus' must be 'stacked' with model.task = 'preference': it knows no pairs"
+            )
         if self.is_single_site and self.silo.gradients == "opacus" and self.engine.checkpoint_blocks:
             wrong.append(
                 "engine.checkpoint-blocks = true needs silo.gradients = 'stacked': Opacus keeps every activation"

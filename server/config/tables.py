@@ -84,8 +84,8 @@ class Model(Table):
 
     Attributes:
         name: base model: minilm, smollm2, lacquer-small, a folder in transformers' format, or a hub id.
-        task: what the model learns: labels (classification), texts (causal-lm), summaries (summarisation) or answers
-            (instruction).
+        task: what the model learns: labels (classification), texts (causal-lm), summaries (summarisation), answers
+            (instruction) or which of two answers people prefer (preference).
         rank: rank r of every adapter; the number of trained values grows with it.
         alpha: scale of an adapter: its output is multiplied by alpha / rank.
         targets: names of the linear layers that get an adapter, separated by commas; ``auto`` takes the queries and
@@ -194,7 +194,7 @@ class Evaluation(Table):
             or trained on, so the run costs the larger of both and not their sum.
         sampling_rate: probability with which each held-out client is asked. Less than 1 saves time, never noise.
         loss_bound: largest loss that counts, in nats; 0 takes that of a guess twice (two times the logarithm of the
-            number of labels), for a language model 10.
+            number of labels, or of the two answers of a pair), for a language model 10.
         keep: adapter that a run ends with: that of the ``last`` round, or of the one with the ``best`` validation loss.
         patience: evaluations in a row without a better loss after which a run ends early; 0 never ends it early.
         rouge_records: number of test records whose answers ROUGE measures; 0 for none.

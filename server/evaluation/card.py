@@ -70,7 +70,8 @@ def card(
     elif "test_perplexity" in results:
         quality = f"test perplexity {results['test_perplexity']:.3f} on {results['test_records']} tokens"
     else:
-        quality = f"test accuracy {results['test_accuracy']:.4f} on {results['test_records']} records"
+        kind = "preference accuracy" if config.model.task == "preference" else "accuracy"
+        quality = f"test {kind} {results['test_accuracy']:.4f} on {results['test_records']} records"
     rouge = rouge_text(results)
     written = f" Its answers: {rouge} ({rouge_terms(results)})." if rouge else ""
     kind = config.engine.quantisation
@@ -92,7 +93,7 @@ def _results(config: RunConfig, results: Mapping[str, Any]) -> list[EvalResult]:
     """Metrics on the test set in the hub's form; the data set stays unnamed."""
     task, measured = "text-generation", {"perplexity": results.get("test_perplexity")}
     if measured["perplexity"] is None:
-        task = "text-classification"
+        task = "text-classification" if config.model.task == "classification" else task
         measured = {"accuracy": results.get("test_accuracy"), "f1": results.get("test_macro_f1")}
     kind = config.data.source.partition(":")[0]
     return [

@@ -81,7 +81,7 @@ class FinishedRun:
         from client.models.base import load_tokenizer
 
         tokenizer: Any = load_tokenizer(self.config.model.name)
-        if self.task == "instruction":
+        if self.task == "instruction" or (self.task == "preference" and self.config.model.chat_template):
             tokenizer.chat_template = template_of(tokenizer, self.config.model.chat_template)
         found: PreTrainedTokenizerBase = tokenizer
         return found

@@ -50,8 +50,9 @@ def within(query: BoundedMean, sampling: PartPoisson) -> float:
     return NORMAL_95 * math.hypot(query.noise_std / asked, query.sensitivity * math.sqrt((1.0 - rate) / asked))
 
 
-def default_bound(num_labels: int) -> float:
+def default_bound(num_labels: int, task: str = "") -> float:
     """The largest loss that counts where none is set: twice that of a guess; of a language model a round number."""
+    num_labels = 2 if task == "preference" else num_labels
     return 2.0 * math.log(num_labels) if num_labels > 1 else LOSS_OF_A_TOKEN
 
 

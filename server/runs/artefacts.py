@@ -200,7 +200,7 @@ def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
     kind = None if task == "classification" else TaskType.CAUSAL_LM
     save_peft(folder, final.vector, final.layout, final.spec, base=hub_id(name), task_type=kind)
     tokenizer: Any = load_tokenizer(name)
-    if task == "instruction":
+    if task == "instruction" or (task == "preference" and config.model.chat_template):
         tokenizer.chat_template = template_of(tokenizer, config.model.chat_template)
     save_tokenizer(tokenizer, task, folder)
 

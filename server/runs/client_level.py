@@ -85,7 +85,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
         held_out = None
         if asked.data == "private":
             step = next(step for step in assembly.commitment.floor if step.label == "evaluation")
-            bound = asked.loss_bound or default_bound(assembly.data.num_labels)
+            bound = asked.loss_bound or default_bound(assembly.data.num_labels, config.model.task)
             held_out = PrivateEvaluation(held_out_sampling(config), step.noise_multiplier, bound)
         loop = Loop(
             strategy,

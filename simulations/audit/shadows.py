@@ -190,7 +190,7 @@ def _joined(first: Records, second: Records) -> Records:
         return None if one is None or two is None else np.concatenate([one, two])
 
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Records(both("tokens"), offsets, both("labels"), both("token_weights"))
+    return Records(both("tokens"), offsets, both("labels"), both("token_weights"), splits=both("splits"))
 
 
 def _targets(level: Units, draws: np.random.Generator) -> Units:

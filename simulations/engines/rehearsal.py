@@ -159,6 +159,11 @@ def invented(ready: Assembly) -> Records:
     ids = np.array(sorted(set(tokenizer.get_vocab().values())))
     ids = np.concatenate([np.array(tokenizer.all_special_ids, dtype=np.int64), ids[::-1]])
     long = [int(token) for token in np.resize(ids, config.model.max_length)]
+    if config.model.task == "preference":
+        pairs = [(long, long[::-1]), (long[-2:], long[:2])]
+        rows = [[*first, *second] for first, second in pairs]
+        weights = [[float(place > 0) for text in pair for place in range(len(text))] for pair in pairs]
+        return replace(Records.from_lists(rows, None, weights), splits=np.array([len(first) for first, _ in pairs]))
     rows = [long, long[-2:]]
     labels = None if ready.data.validation.labels is None else [max(ready.data.num_labels - 1, 0), 0]
     weights = [[float(place > 0) for place in range(len(row))] for row in rows]

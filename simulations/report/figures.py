@@ -66,7 +66,7 @@ def report_figures(run: Run) -> list[ReportFigure]:
     if not perplexities and (values := _known(run, "validation_accuracy")):
         add(
             "accuracy",
-            "Accuracy",
+            run.accuracy_name.capitalize(),
             (
                 "Estimates of held-out clients, with noise that is paid for."
                 if run.metrics and run.metrics[-1].validation_accuracy_within is not None

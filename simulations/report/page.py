@@ -221,6 +221,7 @@ _TASKS = {
     "causal-lm": "Language modelling",
     "summarisation": "Summarisation",
     "instruction": "Instruction tuning",
+    "preference": "Preference tuning",
 }
 
 
@@ -296,13 +297,15 @@ def _progress_tile(run: Run) -> Tile:
 def _quality_tile(run: Run) -> Tile:
     majority = run.result("majority_accuracy")
     aside = f"most frequent class: {percent_text(majority)}" if majority is not None else ""
+    if run.accuracy_name != "accuracy":
+        aside = "pairs whose chosen answer has the higher reward; 50 % prefers none"
     if (macro := run.result("test_macro_f1")) is not None:
         aside = "; ".join(filter(None, [f"macro-F1: {percent_text(macro)}", aside]))
     accuracy, loss = run.result("test_accuracy"), run.result("test_loss")
     if (perplexity := run.result("test_perplexity")) is not None:
         return Tile("Test perplexity", number_text(perplexity), "per token")
     if accuracy is not None:
-        return Tile("Test accuracy", percent_text(accuracy), aside)
+        return Tile(f"Test {run.accuracy_name}", percent_text(accuracy), aside)
     if loss is not None:
         return Tile("Test loss", number_text(loss), "")
     perplexities = [r.validation_perplexity for r in run.rounds if r.validation_perplexity is not None]
@@ -310,7 +313,7 @@ def _quality_tile(run: Run) -> Tile:
         return Tile("Validation perplexity", number_text(perplexities[-1]), "public; not tested")
     validation = [record.validation_accuracy for record in run.rounds if record.validation_accuracy is not None]
     if validation:
-        return Tile("Validation accuracy", percent_text(validation[-1]), "public; not tested")
+        return Tile(f"Validation {run.accuracy_name}", percent_text(validation[-1]), "public; not tested")
     return Tile("Test accuracy", "none", "the run was not tested")
 
 

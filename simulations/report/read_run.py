@@ -83,6 +83,11 @@ class Run:
         return self.config.name if self.config else self.path.name
 
     @property
+    def accuracy_name(self) -> str:
+        """The name of the share of public records that the model gets right, as its task has it."""
+        return "preference accuracy" if self.config and self.config.model.task == "preference" else "accuracy"
+
+    @property
     def state(self) -> str:
         """The state the run reported last, "unknown" if it never did."""
         if self.status is None:

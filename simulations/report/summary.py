@@ -71,7 +71,7 @@ def _quality(run: Run) -> Iterator[str]:
     if perplexity is not None:
         yield f"test perplexity {number_text(perplexity)}"
     elif accuracy is not None:
-        text = f"test accuracy {percent_text(accuracy)}"
+        text = f"test {run.accuracy_name} {percent_text(accuracy)}"
         text += "" if macro is None else f", macro-F1 {percent_text(macro)}"
         yield text + ("" if majority is None else f" (most frequent class {percent_text(majority)})")
     elif loss is not None:

@@ -24,6 +24,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     "instruction": {},
+    "preference": {},
     "causal-lm": {"data.text-column": "prompt"},
     "summarisation": {"data.text-column": "prompt", "data.text-pair-column": "completion"},
     "classification": {"data.text-column": "prompt", "data.label-column": "side"},
@@ -40,11 +41,13 @@ def base_model(folder: Path, name: str, task: str) -> Path:
 
 
 def records(path: Path, count: int = 40) -> Path:
-    """Questions with answers, and a side that the question tells."""
+    """Questions with answers, the first of two preferred, and a side that the question tells."""
     rows = [
         {
             "prompt": f"{'ab'[number % 2] * 4} number {number}?",
             "completion": "Yes." * (1 + number % 3),
+            "chosen": "Yes." * (1 + number % 3),
+            "rejected": "No, never.",
             "side": number % 2,
         }
         for number in range(count)

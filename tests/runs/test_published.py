@@ -58,6 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "clients, classification": {"task": "classification", "unit": "client"},
     "clients, language model": {"task": "causal-lm", "unit": "client"},
     "clients, chat": {"task": "instruction", "unit": "client"},
+    "clients, preferences": {"task": "preference", "unit": "client"},
     "records, language model": {"task": "causal-lm", "unit": "record"},
     "records, classification": {"task": "classification", "unit": "record"},
     "clients, evaluated in private": {
@@ -93,13 +94,15 @@ def write_records(path: Path, said: str) -> Path:
     for number in range(40):
         person = f"person {number // 2}"
         text = f"{'ab'[number % 2] * 4} number {number}?" if person != PERSON else f"{said} {number}"
-        rows.append({"who": person, "prompt": text, "completion": "Yes." * (1 + number % 3), "side": number % 2})
+        answers = {"completion": "Yes." * (1 + number % 3), "chosen": f"Yes, {text}", "rejected": f"No, {text}"}
+        rows.append({"who": person, "prompt": text, **answers, "side": number % 2})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def write_public_records(path: Path) -> Path:
-    rows = [{"who": "nobody", "prompt": f"public {n}?", "completion": "No.", "side": n % 2} for n in range(16)]
+    answers = {"completion": "No.", "chosen": "Yes.", "rejected": "No."}
+    rows = [{"who": "nobody", "prompt": f"public {n}?", **answers, "side": n % 2} for n in range(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

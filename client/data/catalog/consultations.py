@@ -52,15 +52,12 @@ class Consultation:
     @property
     def text(self) -> str:
         """The conversation, as :mod:`client.data.conversations` keeps it."""
-        return self._answered(self.answer)
+        return to_text([{"role": "user", "content": self.question}, {"role": "assistant", "content": self.answer}])
 
     @property
     def pair(self) -> str:
-        """Both answers, as :mod:`client.data.columns.preferences` keeps them."""
-        return preferences.to_text(self._answered(self.answer), self._answered(self.wrong))
-
-    def _answered(self, answer: str) -> str:
-        return to_text([{"role": "user", "content": self.question}, {"role": "assistant", "content": answer}])
+        """The question with both answers, as :mod:`client.data.columns.preferences` keeps them."""
+        return preferences.to_text(f"{self.question}\n", self.answer, self.wrong)
 
 
 def generate(users: int, each: int, seed: int, start: int = 0) -> list[Consultation]:

@@ -202,7 +202,8 @@ def _table(found: Mapping[str, Any]) -> str:
     for key, (name, form) in _SHOWN.items():
         if key in found["adapter"]:
             beside = form.format(found["base"][key]) if has_base else ""
-            label = "token accuracy" if key == "accuracy" and has_base else name
+            tokens = key == "accuracy" and "perplexity" in found["adapter"]
+            label = "token accuracy" if tokens else name
             lines.append(f"{label:16}{form.format(found['adapter'][key]):>10}{beside:>12}".rstrip())
     if "most_frequent_class" in found:
         lines.append(f"always the most frequent class: {found['most_frequent_class']:.4f}")

@@ -119,4 +119,4 @@ def test_a_wrong_answer_is_of_the_other_kind() -> None:
         order = ("urgent", "routine")[:: 1 if item.urgent else -1]
         kinds = [answer.split(".")[0] for answer in (item.answer, item.wrong)]
         assert kinds == [f"Assessment: {kind}" for kind in order]
-        assert len(pair_of(item.pair)) == 2
+        assert pair_of(item.pair) == [f"{item.question}\n", item.answer, item.wrong]

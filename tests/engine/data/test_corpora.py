@@ -152,7 +152,8 @@ def test_dialogues_are_conversations(tmp_path):
     text = "USER: A table for two: today.\nSYSTEM: Where?\nUSER: Sino.\nSYSTEM: It is booked."
     frame = pandas.DataFrame({"dialogue_id": ["1_0"], "services": [["Restaurants_1"]], "text": [text]})
     frame.to_parquet(tmp_path / "train.parquet")
-    read = sources.read(f"sgd:{tmp_path}", sources.Reading(label_column="", client_column="dialogue_id"), task="instruction")
+    reading = sources.Reading(label_column="", client_column="dialogue_id")
+    read = sources.read(f"sgd:{tmp_path}", reading, task="instruction")
     assert read.clients == ["1_0"]
     assert [(turn["role"], turn["content"]) for turn in conversations.from_text(read.texts[0])] == [
         ("user", "A table for two: today."),
