@@ -209,13 +209,13 @@ def _texts(table: Columns, reading: Reading, where: str, task: str) -> Texts:
     left_out, noted = Counter[str](), Counter[str]()
     pairs = None
     if task in ("instruction", "preference"):
-        count = conversations.words
+        words = conversations.words
         if task == "preference":
-            (found, left_out), count = preferences.read_columns(table, where), preferences.words
+            (found, left_out), words = preferences.read_columns(table, where), preferences.words
         else:
             asked, answered = reading.text_column, reading.text_pair_column
             found, left_out, noted = conversations.read_column(table, asked, answered, where)
-        kept = [row for row, text in enumerate(found) if text and count(text) >= least]
+        kept = [row for row, text in enumerate(found) if text and words(text) >= least]
         texts = [text or "" for text in found]
     else:
         texts = [text or "" for text in table.texts(reading.text_column, where)]
