@@ -61,7 +61,7 @@ def describe(run: FinishedRun, folder: Path, form: Form, gguf: str = "") -> None
         text = _CODE.sub(lambda _: code, text, count=1)
         for sentences in (CLASSIFIER_NEEDS_LACQUER, MODEL_NEEDS_LACQUER):
             text = text.replace(f"{sentences}\n\n", "")
-    parts = [text.rstrip(), _provable(run), *_serving(run, folder, form, gguf)]
+    parts = [text.rstrip(), proof_text(run), *_serving(run, folder, form, gguf)]
     if form != "adapter":
         parts.append(_license_text(run, licenses))
     header = card.data.to_yaml()
@@ -87,7 +87,7 @@ def _verified_card(run: FinishedRun) -> Any:  # the hub types no field of a card
     return card
 
 
-def _provable(run: FinishedRun) -> str:
+def proof_text(run: FinishedRun) -> str:
     """The paragraph of a card on what of the guarantee an exported folder can prove by itself."""
     head = head_of(run.statement)
     where = "the sites' own ledgers" if head is None else f"the run's ledger, whose last line is `{str(head)[:24]}`"

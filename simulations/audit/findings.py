@@ -55,7 +55,7 @@ def audit_run(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
     """
     if shadows:
         refuse_shadows(run, shadows)
-    data, canaries = _records(run), run.config.audit.canaries
+    data, canaries = read_records(run), run.config.audit.canaries
     population = len(_index(run, data)) if run.config.is_single_site else run.config.clients
     levels = audited_units(run.config, data, most, canaries)
     found: dict[str, Any] = {
@@ -95,7 +95,7 @@ def _index(run: FinishedRun, data: PreparedData) -> UnitIndex:
     return UnitIndex.of(data.train, grouped=run.config.privacy.unit == "group")
 
 
-def _records(run: FinishedRun) -> PreparedData:
+def read_records(run: FinishedRun) -> PreparedData:
     if run.config.is_deployed:
         raise ValueError(
             "data.held-by = 'nodes': the training records are not on this host; an audit needs the records of members"

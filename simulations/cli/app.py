@@ -52,6 +52,7 @@ from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
 from simulations.cli.model.predict import predict_command
 from simulations.cli.model.publish import publish_command
+from simulations.cli.model.synthesise import synthesise_command
 from simulations.cli.plan import say_known, say_plan
 from simulations.cli.planner import plan_command
 from simulations.cli.progress import follow, say_waiting
@@ -394,6 +395,7 @@ for name, command, panel in (
     ("audit", audit_command, LOOK),
     ("predict", predict_command, MODEL),
     ("generate", generate_command, MODEL),
+    ("synthesise", synthesise_command, MODEL),
     ("evaluate", evaluate_command, MODEL),
     ("export", export_command, MODEL),
     ("publish", publish_command, MODEL),
