@@ -38,6 +38,7 @@ BENCHMARKS = {
     "papers.rldp_pretraining": "make and judge the policy of the controller rl, and time its rounds",
     "planning.agreement": "how well one client's update agrees with the mean, for `lacquer plan`",
     "planning.worth": "what private training adds to public records, of what training without noise adds",
+    "planning.synthetic": "what synthetic texts of a private run are worth to train on",
     "planning.validation": "whether what `lacquer plan` predicts is what runs came to",
     "lacquer_small.train": "train the base model lacquer-small",
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",
