@@ -48,6 +48,7 @@ from simulations.cli.history.statement import statement_command
 from simulations.cli.history.track import check_tracker, track_beside, track_command
 from simulations.cli.model.audit import audit_command
 from simulations.cli.model.evaluate import evaluate_command
+from simulations.cli.model.evolve import evolve_command
 from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
 from simulations.cli.model.predict import predict_command
@@ -396,6 +397,7 @@ for name, command, panel in (
     ("predict", predict_command, MODEL),
     ("generate", generate_command, MODEL),
     ("synthesise", synthesise_command, MODEL),
+    ("evolve", evolve_command, MODEL),
     ("evaluate", evaluate_command, MODEL),
     ("export", export_command, MODEL),
     ("publish", publish_command, MODEL),

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from privacy import durable
 from privacy.errors import AccountRefused
 from server.run_folder.names import LEDGER_FILE
 from simulations.cli.exits import refusals
-
-if TYPE_CHECKING:
-    from server.evaluation.statistics import Question
 
 ANSWERS_FILE = "answers.json"
 
@@ -60,7 +57,7 @@ def ask_command(
             source = Source.of(run, prepare(data_spec(uncut(run))))
             question = price(source, run, epsilon, delta or run.privacy.delta)
             check_account(run, [question.commitment])
-            _agree(question, yes=yes, quiet=as_json)
+            agree(question.price, yes=yes, quiet=as_json)
             durable.new_folder(place)
             found = answer(source, question, place / LEDGER_FILE, account_of(run))
             durable.write(place / ANSWERS_FILE, json.dumps(found, indent=2) + "\n")
@@ -68,10 +65,15 @@ def ask_command(
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(_page(found, preset)))
 
 
-def _agree(question: "Question", *, yes: bool, quiet: bool) -> None:
-    """Tell the price, and ask whether to spend it."""
+def agree(price: str, *, yes: bool, quiet: bool = False) -> None:
+    """Tell the price, and ask whether to spend it.
+
+    Raises:
+        ValueError: nobody can be asked.
+        typer.Exit: the answer is no.
+    """
     if not quiet:
-        typer.echo(question.price)
+        typer.echo(price)
     if not yes and (quiet or not sys.stdin.isatty()):
         raise ValueError("nothing was spent: whoever cannot be asked says --yes")
     if not yes and not typer.confirm("Spend it?"):

@@ -1,0 +1,233 @@
+"""Synthetic texts by votes of private units: Private Evolution, which trains nothing and needs a model's samples only.
+
+A public model writes N texts. In every generation each unit votes: each of its records for the text that lies nearest
+by the cosine of sentence embeddings, a record's vote weighing one over the unit's records. The histogram of votes, one
+row of length at most 1 a unit, is a Gaussian release of all units, charged before any noise is drawn. Texts with most
+votes stay and get variations by the model; counts below the threshold count as none.
+
+Reference: Xie et al. 2024, Aug-PE (arXiv 2403.01749), Algorithm 1, without its look-ahead (a text is embedded as it is,
+not as the mean of its variations), with seeds drawn without replacement in proportion to their counts.
+Guarantee: that of the ledger, for adding or removing one unit. Beyond the votes, the texts are the public model's.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from client.data.records import Records
+from client.generation import text_of
+from client.models.lora import LoraSpec, adapter_layout
+from client.models.targets import targets_of
+from client.record_level.synthetic_texts import Synthesis, Synthesiser
+from privacy import durable
+from privacy.accountants import floor_commitment
+from privacy.clipping.norms import FlatClip
+from privacy.clipping.units import Units
+from privacy.commitment import Commitment
+from privacy.contribution import Contribution, Plan, contribute
+from privacy.events import Poisson
+from privacy.ledger.account import At, debited_ledger
+from privacy.ledger.ledger import Ledger
+from privacy.ledger.statement import privacy_statement
+from privacy.mechanism import charged_release
+from privacy.randomness.sampling import CohortSampler
+from server.config.schema import RunConfig
+from server.evaluation.statistics import MOST_AT_ONCE, Source
+from server.evaluation.synthetic import TEXTS_FILE
+from server.run_folder.names import LEDGER_FILE, PRIVACY_FILE
+
+EMBEDDING = "minilm"
+MOST_TOKENS = 128
+"""Tokens of a text that its embedding sees."""
+BATCH_TOKENS = 8192
+LABEL = "votes"
+
+Embed = Callable[[Sequence[str]], Float[Tensor, "texts size"]]
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """The votes that are asked for, and their price.
+
+    Attributes:
+        commitment: all generations.
+        noise_multiplier: z of every histogram.
+        samples: N.
+        generations: histograms that are released, at least 1.
+        threshold: noisy counts below it count as none; in units.
+    """
+
+    commitment: Commitment
+    noise_multiplier: float
+    samples: int
+    generations: int
+    threshold: float
+
+    @property
+    def plan(self) -> Plan:
+        """One release: the mean of rows of votes, none longer than 1."""
+        return Plan(FlatClip(1.0, self.samples), self.noise_multiplier)
+
+    @property
+    def price(self) -> str:
+        """The price in words, before anything is spent."""
+        one = self.commitment
+        return (
+            f"This costs epsilon {one.epsilon:g} at delta {one.delta:g} for each of {one.population:,} "
+            f"{one.unit.removeprefix('group:')}s, added to whatever else is done with these data. A count of votes is "
+            f"then known to +-{1.96 * self.noise_multiplier:.2g} {one.unit.removeprefix('group:')}s (95 %), where a "
+            f"text has {one.population / self.samples:.3g} on average."
+        )
+
+
+def price_votes(
+    source: Source, config: RunConfig, epsilon: float, delta: float, *, samples: int, generations: int
+) -> Evolution:
+    """Price the generations; nothing is spent. The threshold is two standard deviations of the noise.
+
+    Raises:
+        ValueError: numbers that are too small, or a target that no noise keeps.
+    """
+    if generations < 1:
+        raise ValueError(f"generations must be at least 1, got {generations}")
+    everyone = Poisson(1.0, len(source), config.unit)
+    commitment, z = floor_commitment(epsilon, delta, everyone, generations, label=LABEL)
+    return Evolution(commitment, z, samples, generations, 2 * z)
+
+
+def evolve(
+    source: Source,
+    evolution: Evolution,
+    synthesiser: Synthesiser,
+    adapter: Float[Tensor, " size"],
+    embed: Embed,
+    folder: Path,
+    column: str,
+    account: At | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write the last generation of texts into a folder, with the ledger of the votes and the guarantee.
+
+    The texts of every generation are written as soon as they are there, so an end on the way leaves the last of them;
+    its folder is not gone on with.
+
+    Args:
+        adapter: of the model that writes; zeros are the public model itself.
+        embed: unit vectors of texts.
+        column: name of the texts in the file.
+        account: of the data, debited first.
+        tell: is given what is done next.
+
+    Returns:
+        the path of the texts, a JSON object a line.
+
+    Raises:
+        FileExistsError: there is a ledger; nothing is spent twice.
+        AccountRefused: the account does not pay.
+    """
+    tokenizer = synthesiser.tokenizer
+    tell(f"writing the first {evolution.samples:,} texts")
+    texts = synthesiser.initial(adapter)
+    tell(f"embedding {len(source.data.train):,} records")
+    private = embed(_decoded(tokenizer, source.data.train))
+    paid = evolution.commitment
+    with debited_ledger(None, lambda: Ledger.create(folder / LEDGER_FILE, paid), account, paid) as ledger:
+        durable.write(folder / PRIVACY_FILE, json.dumps(privacy_statement(ledger), indent=2) + "\n")
+        _write(folder / TEXTS_FILE, tokenizer, texts, column)
+        for step in range(1, evolution.generations + 1):
+            tell(f"generation {step} of {evolution.generations}")
+            rows = nearest(private, embed(_decoded(tokenizer, texts)))
+            scores = _released(source, evolution, rows, ledger, step - 1)
+            texts = synthesiser.evolve_texts(texts, scores, adapter, step)
+            _write(folder / TEXTS_FILE, tokenizer, texts, column)
+        durable.write(folder / PRIVACY_FILE, json.dumps(privacy_statement(ledger), indent=2) + "\n")
+    return folder / TEXTS_FILE
+
+
+def public_writer(config: RunConfig, synthesis: Synthesis) -> tuple[Synthesiser, Tensor]:
+    """Load the base model of a run's settings as a writer, and the adapter that leaves it as it is.
+
+    Raises:
+        ConfigError, ValueError: the model cannot be loaded, or writes nothing.
+    """
+    model, tokenizer = config.engine.load_rounded(config.model.name, "causal-lm")
+    spec = LoraSpec(1, 1.0, targets_of(model, "auto"))  # any: it adds nothing
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    writer = Synthesiser(model, tokenizer, spec, synthesis, config.seed, device)
+    return writer, torch.zeros(adapter_layout(model, spec).size)
+
+
+def nearest(records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]) -> np.ndarray:
+    """The index of the text nearest to each record, by the cosine of unit vectors."""
+    found = [(part @ texts.T).argmax(dim=1) for part in records.split(MOST_AT_ONCE)]
+    return torch.cat(found).cpu().numpy()
+
+
+def vote_rows(source: Source, chosen: np.ndarray, units: range, samples: int) -> np.ndarray:
+    """The votes of some units, a row each that sums to 1, or to 0 where a unit has no records: no longer than 1."""
+    rows = np.zeros((len(units), samples))
+    for row, unit in zip(rows, units, strict=True):
+        own = chosen[source.order[source.starts[unit] : source.stops[unit]]]
+        row += np.bincount(own, minlength=samples) / max(len(own), 1)
+    return rows
+
+
+def _released(
+    source: Source, evolution: Evolution, chosen: np.ndarray, ledger: Ledger, number: int
+) -> Float[Tensor, " samples"]:
+    """Charge for one histogram and release it: noisy counts of units, 0 below the threshold."""
+    plan, total = evolution.plan, Contribution.zero(evolution.plan)
+    for start in range(0, len(source), MOST_AT_ONCE):
+        units = range(start, min(start + MOST_AT_ONCE, len(source)))
+        rows = vote_rows(source, chosen, units, evolution.samples)
+        total = total + contribute(Units(torch.from_numpy(rows)), plan)
+    sampling = evolution.commitment.floor[0].sampling
+    cohort = CohortSampler.create().draw(sampling, number, label=LABEL)
+    counts = charged_release(total, plan, cohort, ledger=ledger).update.double() * len(source)
+    return torch.where(counts < evolution.threshold, 0.0, counts)
+
+
+def _decoded(tokenizer: Any, records: Records) -> list[str]:
+    return [text_of(tokenizer, row) for row in np.split(np.asarray(records.tokens), records.offsets[1:-1])]
+
+
+def _write(file: Path, tokenizer: Any, texts: Records, column: str) -> None:
+    rows = ({column: text} for text in _decoded(tokenizer, texts))
+    durable.write(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def sentence_embedding() -> Embed:
+    """Load the public encoder that embeds texts: the mean over the tokens of MiniLM, at length 1."""
+    from client.models.base import load_base
+
+    model, tokenizer = load_base(EMBEDDING, "classification", 2)
+    encoder = model.encoder
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    encoder.to(device)
+
+    def embed(texts: Sequence[str]) -> Tensor:
+        rows = tokenizer(list(texts), truncation=True, max_length=MOST_TOKENS, split_special_tokens=True)["input_ids"]
+        order = np.argsort([len(row) for row in rows], kind="stable")
+        found = torch.zeros(len(rows), encoder.config.hidden_size)
+        start = 0
+        while start < len(order):
+            size = max(1, BATCH_TOKENS // max(1, len(rows[order[min(len(order) - 1, start + 255)]])))
+            part = order[start : start + min(size, 256)]
+            batch = tokenizer.pad({"input_ids": [rows[i] for i in part]}, return_tensors="pt").to(device)
+            with torch.no_grad():
+                hidden = encoder(**batch).last_hidden_state
+            mask = batch["attention_mask"][..., None].to(hidden.dtype)
+            mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+            found[torch.from_numpy(part)] = F.normalize(mean, dim=1).cpu().float()
+            start += len(part)
+        return found
+
+    return embed

@@ -1,0 +1,116 @@
+"""Private Evolution: votes are bounded and a unit's own, paid before noise is drawn, and move texts to private ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from client.data.records import Records
+from client.models.base import load_base
+from client.record_level.synthetic_texts import Synthesis
+from privacy.accountants import epsilon
+from privacy.ledger.ledger import Ledger
+from server.config.load import parse
+from server.evaluation import evolution
+from server.evaluation.evolution import evolve, nearest, price_votes, public_writer, vote_rows
+from server.evaluation.statistics import Source
+from simulations.cli.app import app
+from tests.cases.finished_runs import records
+
+UNITS, SAMPLES = 300, 8
+
+
+def source_of(texts: list[str], each: int = 1) -> Source:
+    """Units with so many of the texts each, as bytes of the random models' tokenizer."""
+    _, tokenizer = load_base("random:llama", "causal-lm")
+    train = Records.from_lists([tokenizer(text)["input_ids"] for text in texts])
+    starts = np.arange(0, len(texts), each)
+    data: Any = SimpleNamespace(train=train)
+    return Source(data, np.arange(len(texts)), starts, starts + each)
+
+
+def by_letters(texts: Any) -> torch.Tensor:
+    """An embedding that only looks at which letters a text has."""
+    counts = torch.tensor([[text.count(chr(97 + letter)) + 1e-3 for letter in range(26)] for text in texts])
+    return torch.nn.functional.normalize(counts.float(), dim=1)
+
+
+def config(**changed: Any) -> Any:
+    return parse(
+        {"clients": UNITS, "model": {"name": "random:llama", "task": "causal-lm", "max-length": 24}, **changed}
+    )
+
+
+def test_a_row_of_votes_is_no_longer_than_one_and_a_units_own() -> None:
+    source = source_of(["a", "b", "b", "c", "d", "a"], each=3)
+    empty = Source(source.data, source.order, np.array([0, 3, 3]), np.array([3, 3, 6]))
+    rows = vote_rows(empty, np.array([0, 1, 1, 2, 3, 0]), range(3), 4)
+    assert rows.tolist() == [[1 / 3, 2 / 3, 0, 0], [0, 0, 0, 0], [1 / 3, 0, 1 / 3, 1 / 3]]
+    assert (np.linalg.norm(rows, axis=1) <= 1).all()
+    assert nearest(by_letters(["aab", "c"]), by_letters(["c", "b", "a"])).tolist() == [2, 0]
+
+
+def test_texts_move_to_what_units_hold_and_every_vote_was_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, settings = source_of(["zz zz"] * UNITS), config()
+    price = price_votes(source, settings, 8.0, 1e-4, samples=SAMPLES, generations=2)
+    writer, adapter = public_writer(settings, Synthesis(SAMPLES, 24, ("aaa", "bbb", "ccc", "zzz"), kept=(1.0, 1.0)))
+    released = list[torch.Tensor]()
+    kept = evolution._released
+
+    def watched(*given: Any) -> torch.Tensor:
+        released.append(kept(*given))
+        return released[-1]
+
+    monkeypatch.setattr(evolution, "_released", watched)
+    file = evolve(source, price, writer, adapter, by_letters, tmp_path, "words")
+    texts = [json.loads(line)["words"] for line in file.read_text().splitlines()]
+    assert len(texts) == SAMPLES
+    assert sum(text.startswith("zzz") for text in texts) > SAMPLES / 2, texts
+    ledger = Ledger.open(tmp_path / "ledger.jsonl", read_only=True)
+    said = json.loads((tmp_path / "privacy.json").read_text())
+    assert len(ledger.charges) == 2
+    assert said["epsilon"] <= 8.0
+    assert said["epsilon"] == pytest.approx(epsilon(ledger.commitment.floor, 1e-4), abs=1e-3)
+
+
+def test_counts_carry_the_noise_that_was_paid_for(tmp_path: Path) -> None:
+    source, settings = source_of(["b"] * UNITS), config()
+    found = list[torch.Tensor]()
+    price = replace(price_votes(source, settings, 1.0, 1e-4, samples=50, generations=1), threshold=-1e9)
+    for attempt in range(40):
+        with Ledger.create(tmp_path / f"{attempt}.jsonl", price.commitment) as ledger:
+            found.append(evolution._released(source, price, np.full(UNITS, 3), ledger, 0))
+    counts = torch.stack(found)
+    others = counts[:, [i for i in range(50) if i != 3]]
+    assert counts[:, 3].mean() == pytest.approx(UNITS, abs=5 * price.noise_multiplier / 40**0.5)
+    assert others.std() == pytest.approx(price.noise_multiplier, rel=0.07)
+
+
+def test_the_command_asks_first_and_spends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolution, "sentence_embedding", lambda: by_letters)
+    monkeypatch.chdir(tmp_path)
+    records(tmp_path / "records.jsonl")
+    words = ["evolve", "quickstart", "--n", "6", "--generations", "1", "--epsilon", "2", "--folder", "out"]
+    changed = {
+        "data.source": "jsonl:records.jsonl", "data.text-column": "prompt", "model.task": "causal-lm",
+        "model.name": "random:llama", "model.max-length": 40, "model.targets": "auto", "clients": 20,
+        "data.validation-records": 4, "data.test-records": 4, "data.train-records": 20, "data.partition": "iid",
+        "privacy.delta": 1e-3, "data.cache": "cache",
+    }  # fmt: skip
+    words += [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True), refused.output
+    assert not (tmp_path / "out").exists()
+    done = CliRunner().invoke(app, [*words, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert set(json.loads((tmp_path / "out/texts.jsonl").read_text().splitlines()[0])) == {"prompt"}
+    again = CliRunner().invoke(app, [*words, "--yes"])
+    assert (again.exit_code, "were paid for" in again.output) == (2, True)
