@@ -41,7 +41,7 @@ from privacy.mechanism import charged_release
 from privacy.randomness.sampling import CohortSampler
 from server.config.schema import RunConfig
 from server.evaluation.statistics import MOST_AT_ONCE, Source
-from server.evaluation.synthetic import TEXTS_FILE
+from server.evaluation.synthetic import TEXTS_FILE, write_card
 from server.run_folder.names import LEDGER_FILE, PRIVACY_FILE
 
 EMBEDDING = "minilm"
@@ -49,6 +49,9 @@ MOST_TOKENS = 128
 """Tokens of a text that its embedding sees."""
 BATCH_TOKENS = 8192
 LABEL = "votes"
+OF_VOTES = (
+    "The texts are computed of the public model and of noisy counts of votes; the ledger beside them has every charge."
+)
 
 Embed = Callable[[Sequence[str]], Float[Tensor, "texts size"]]
 
@@ -111,6 +114,7 @@ def evolve(
     embed: Embed,
     folder: Path,
     column: str,
+    name: str,
     account: At | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
@@ -123,6 +127,7 @@ def evolve(
         adapter: of the model that writes; zeros are the public model itself.
         embed: unit vectors of texts.
         column: name of the texts in the file.
+        name: of the public model.
         account: of the data, debited first.
         tell: is given what is done next.
 
@@ -148,7 +153,14 @@ def evolve(
             scores = _released(source, evolution, rows, ledger, step - 1)
             texts = synthesiser.evolve_texts(texts, scores, adapter, step)
             _write(folder / TEXTS_FILE, tokenizer, texts, column)
-        durable.write(folder / PRIVACY_FILE, json.dumps(privacy_statement(ledger), indent=2) + "\n")
+        statement = privacy_statement(ledger)
+        durable.write(folder / PRIVACY_FILE, json.dumps(statement, indent=2) + "\n")
+    unit = paid.unit.removeprefix("group:")
+    made = (
+        f"{evolution.samples:,} texts that no person wrote, by {name}, a public model, varied in "
+        f"{evolution.generations} generations by votes of private {unit}s (Private Evolution, arXiv 2403.01749)."
+    )
+    write_card(folder, name, evolution.samples, statement, [made, OF_VOTES])
     return folder / TEXTS_FILE
 
 

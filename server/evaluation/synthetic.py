@@ -29,6 +29,9 @@ TEXTS_FILE = "texts.jsonl"
 SETTINGS_FILE = "synthesis.json"
 AT_ONCE = 256
 """Texts that are written before they are stored: what an interruption loses at most."""
+FIRST_TOKENS = "first tokens of public records"
+OF_THE_ADAPTER = "The texts are computed of the adapter and of public data alone, so this holds for any number of them."
+NOT_TRUE = "What they say may be false, and they may repeat what the base model or public records hold."
 
 
 @dataclass(frozen=True)
@@ -220,36 +223,38 @@ def _row(run: FinishedRun, question: str, text: str) -> dict[str, Any]:
 
 def describe_texts(run: FinishedRun, synthesis: Synthesis, folder: Path) -> None:
     """Write the guarantee, the card and, where the run has none, its stamp, into a folder of synthetic texts."""
-    statement = dict(run.statement)
-    durable.write(folder / PRIVACY_FILE, json.dumps(statement, indent=2) + "\n")
+    durable.write(folder / PRIVACY_FILE, json.dumps(dict(run.statement), indent=2) + "\n")
     for source in (run.folder / STAMP_FILE, run.adapter / STAMP_FILE):
         if source.is_file():
             shutil.copyfile(source, folder / STAMP_FILE)
+    begun = f"{len(synthesis.prompts):,} public prompts, in turn" if synthesis.prompts else FIRST_TOKENS
+    made = (
+        f"{synthesis.count:,} texts that no person wrote, by the adapter of a run on {run.config.model.name}. They "
+        f"begin with {begun}; sampled at temperature {synthesis.temperature:g}, top-p {synthesis.top_p:g}, seed "
+        f"{synthesis.seed}."
+    )
+    write_card(folder, run.config.name, synthesis.count, run.statement, [made, OF_THE_ADAPTER, proof_text(run)])
+
+
+def write_card(folder: Path, name: str, count: int, statement: Mapping[str, Any], said: Sequence[str]) -> None:
+    """Write the card of a folder of synthetic texts, in the hub's form for data sets.
+
+    Args:
+        name: of the run, for the title.
+        statement: the guarantee, as privacy.json has it.
+        said: how they were made, why the guarantee holds for them, who can verify it: a paragraph each.
+    """
     header = DatasetCardData(
-        pretty_name=f"Synthetic texts of {run.config.name}",
-        size_categories=_size(synthesis.count),
+        pretty_name=f"Synthetic texts of {name}",
+        size_categories=_size(count),
         tags=["synthetic"] + (["differential-privacy"] if statement.get("not_private") is None else []),
         configs=[{"config_name": "default", "data_files": TEXTS_FILE}],
         privacy=privacy_block(statement),
     )
-    card = DatasetCard(f"---\n{header.to_yaml()}\n---\n\n{_card_text(run, synthesis, statement)}")
+    made, *others = said
+    lines = "\n\n".join([f"# Synthetic texts of {name}", made, statement["sentence"], *others, NOT_TRUE])
+    card = DatasetCard(f"---\n{header.to_yaml()}\n---\n\n{lines}")
     durable.write(folder / "README.md", f"{card}\n")
-
-
-def _card_text(run: FinishedRun, synthesis: Synthesis, statement: Mapping[str, Any]) -> str:
-    """The card of synthetic texts, in words."""
-    begun = (
-        f"{len(synthesis.prompts):,} public prompts, in turn" if synthesis.prompts else "first tokens of public records"
-    )
-    return (
-        f"# Synthetic texts of {run.config.name}\n\n"
-        f"{synthesis.count:,} texts that no person wrote, by the adapter of a run on {run.config.model.name}. They "
-        f"begin with {begun}; sampled at temperature {synthesis.temperature:g}, top-p {synthesis.top_p:g}, seed "
-        f"{synthesis.seed}.\n\n{statement['sentence']}\n\n"
-        "The texts are computed of the adapter and of public data alone, so this holds for them too, however many "
-        "there are. What they say may be false, and they may repeat what the base model or public records hold.\n\n"
-        f"{proof_text(run)}"
-    )
 
 
 def _size(count: int) -> str:

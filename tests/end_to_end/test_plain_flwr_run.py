@@ -118,7 +118,7 @@ def test_the_bundle_holds_what_a_run_and_its_report_need(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (bundle,) = tmp_path.glob("*.fab")
-    assert bundle.stat().st_size < 2 * 2**20
+    assert bundle.stat().st_size < 3 * 2**20, "Flower takes 10 MB; more than code would be data that no node needs"
     with zipfile.ZipFile(bundle) as archive:
         names = archive.namelist()
         project = tomllib.loads(archive.read("pyproject.toml").decode())

@@ -222,6 +222,8 @@ def last_run(folder: Path, text: str, made: Callable[[str], Path], chat: bool) -
         shutil.copytree(made("classification"), folder / "runs" / "made-1")
     if runs or "RUN" not in text:
         return str(runs[-1]) if runs else "RUN"
+    if "synthesise" in text:
+        return str(made("causal-lm"))
     return str(made("instruction" if chat or "generate" in text or "CausalLM" in text else "classification"))
 
 

@@ -70,13 +70,14 @@ def test_texts_move_to_what_units_hold_and_every_vote_was_charged(
         return released[-1]
 
     monkeypatch.setattr(evolution, "_released", watched)
-    file = evolve(source, price, writer, adapter, by_letters, tmp_path, "words")
+    file = evolve(source, price, writer, adapter, by_letters, tmp_path, "words", "random:llama")
     texts = [json.loads(line)["words"] for line in file.read_text().splitlines()]
     assert len(texts) == SAMPLES
     assert sum(text.startswith("zzz") for text in texts) > SAMPLES / 2, texts
     ledger = Ledger.open(tmp_path / "ledger.jsonl", read_only=True)
     said = json.loads((tmp_path / "privacy.json").read_text())
     assert len(ledger.charges) == 2
+    assert said["sentence"] in (tmp_path / "README.md").read_text()
     assert said["epsilon"] <= 8.0
     assert said["epsilon"] == pytest.approx(epsilon(ledger.commitment.floor, 1e-4), abs=1e-3)
 

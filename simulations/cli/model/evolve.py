@@ -70,9 +70,8 @@ def evolve_command(
         embed = sentence_embedding()
         agree(price.price, yes=yes)
         durable.new_folder(place)
-        file = evolve(
-            source, price, writer, adapter, embed, place, run.data.text_column, account_of(run), tell=say_plainly
-        )
+        column, account = run.data.text_column, account_of(run)
+        file = evolve(source, price, writer, adapter, embed, place, column, run.model.name, account, say_plainly)
     typer.echo(file)
 
 
