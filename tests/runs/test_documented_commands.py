@@ -54,7 +54,7 @@ NOT_RUN = {
     r"docs/tuning\.md: lacquer sweep .* --private$": "by chance; tests/runs/test_private_sweep.py runs it",
 }
 """Patterns of "page: command", and why such a command is not run here."""
-REFUSED = {"docs/planning.md": "is hopeless"}
+REFUSED = {"docs/planning.md": "is hopeless", "docs/synthetic.md": "nothing was spent"}
 """What a page says about its command that is refused with exit code 2."""
 
 
@@ -244,7 +244,8 @@ def run_line(page: str, line: str) -> None:
 def write_files(text: str, folder: Path) -> None:
     """The files that a page shows: settings by their first line, modules by the block that imports them, examples."""
     if "my.toml" in text:
-        (folder / "my.toml").write_text('name = "my"\nrounds = 20\n[model]\nname = "random:bert"\n')
+        kept = 'name = "my"\nrounds = 20\n[model]\nname = "random:bert"\n[data]\npartition = "iid"\n'
+        (folder / "my.toml").write_text(kept)
     for file in re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if named := re.match(r"# ([\w-]+\.toml)\n", file):
             (folder / named[1]).write_text(small_sweep(file), encoding="utf-8")
