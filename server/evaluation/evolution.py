@@ -94,7 +94,9 @@ class Evolution:
 def price_votes(
     source: Source, config: RunConfig, epsilon: float, delta: float, *, samples: int, generations: int
 ) -> Evolution:
-    """Price the generations; nothing is spent. The threshold is two standard deviations of the noise.
+    """Calibrate the noise of every histogram to a target; nothing is spent.
+
+    The threshold is two standard deviations of the noise.
 
     Raises:
         ValueError: numbers that are too small, or a target that no noise keeps.

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from huggingface_hub import DatasetCard, DatasetCardData
+from jaxtyping import Integer
 
 from client.generation import Decoding, continuations, text_of
 from privacy import durable
@@ -80,6 +81,7 @@ def synthesise(
     run: FinishedRun,
     synthesis: Synthesis,
     folder: Path,
+    first_tokens: Integer[np.ndarray, " m"] | None = None,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Path:
     """Write texts into a folder; one that an interruption has left unfinished is gone on with.
@@ -87,6 +89,7 @@ def synthesise(
     The texts are the same whether or not they were interrupted. What describes them is written first.
 
     Args:
+        first_tokens: of public records; one is drawn for each text. None where there are prompts.
         tell: is given the number of texts that are stored.
 
     Returns:
@@ -95,7 +98,7 @@ def synthesise(
     Raises:
         ValueError: the run has trained a classifier, prompts are missing or too long, or the folder holds other things.
     """
-    first_tokens = refuse_what_cannot_write(run, synthesis)
+    refuse_what_cannot_write(run, synthesis)
     settings = {"run": privacy_block(run.statement), "model": run.config.model.name, **asdict(synthesis)}
     written = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     file, noted = folder / TEXTS_FILE, folder / SETTINGS_FILE
@@ -122,8 +125,8 @@ def synthesise(
     return file
 
 
-def refuse_what_cannot_write(run: FinishedRun, synthesis: Synthesis) -> np.ndarray | None:
-    """Refuse a run that cannot write what is asked; find the first tokens to go on from, None where there are prompts.
+def refuse_what_cannot_write(run: FinishedRun, synthesis: Synthesis) -> None:
+    """Refuse a run that cannot write what is asked.
 
     Raises:
         ValueError: naming the reason and what helps.
@@ -132,21 +135,10 @@ def refuse_what_cannot_write(run: FinishedRun, synthesis: Synthesis) -> np.ndarr
         raise ValueError(
             f"{run.folder} has trained a classifier, which writes nothing; texts need model.task = 'causal-lm'"
         )
-    if synthesis.prompts:
-        return None
-    if run.task != "causal-lm":
+    if not synthesis.prompts and run.task != "causal-lm":
         raise ValueError(
             f"a run with model.task = {run.task!r} answers prompts, and has none; give public ones: --prompts FILE"
         )
-    if run.config.is_deployed:
-        raise ValueError("the records of this run lie at its nodes; give public beginnings of texts: --prompts FILE")
-    from client.data.prepare import prepare
-    from server.runs.assembly import data_spec
-
-    public = prepare(data_spec(run.config)).validation
-    if not len(public):
-        raise ValueError("this run has no public validation records; give public beginnings of texts: --prompts FILE")
-    return np.asarray(public.tokens[public.offsets[:-1]])
 
 
 def _keep_whole_parts(file: Path, count: int) -> int:
@@ -165,7 +157,7 @@ def _part(
     run: FinishedRun,
     made: tuple[Any, Any],
     synthesis: Synthesis,
-    first_tokens: np.ndarray | None,
+    first_tokens: Integer[np.ndarray, " m"] | None,
     part: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Write the texts with these numbers."""

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from client.data.prepare import prepare
 from client.data.records import Records
 from client.engine.engine import Engine
 from client.engine.local_training import LocalTraining
@@ -32,10 +33,11 @@ from client.worker import local_seed, make_engine
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
+from server.config.schema import RunConfig
 from server.config.tables import Public
 from server.run_folder.names import PUBLIC_START_FILE
 from server.run_folder.provenance import code_version
-from server.runs.assembly import Assembly
+from server.runs.assembly import Assembly, data_spec
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,20 @@ class PublicTraining:
         digest.update(self.name.encode())
         file = self.folder / f"{digest.hexdigest()[:24]}.safetensors"
         return load_or_make(file, lambda: train_without_noise(engine, start, self.records, local, seed))
+
+
+def public_first_tokens(config: RunConfig) -> Integer[np.ndarray, " m"]:
+    """Read the first token of every public validation record of a run's settings.
+
+    Raises:
+        ConfigError: they are not here.
+    """
+    if config.is_deployed:
+        raise ConfigError("the records of this run lie at its nodes; give public beginnings of texts: --prompts FILE")
+    public = prepare(data_spec(config)).validation
+    if not len(public):
+        raise ConfigError("this run has no public validation records; give public beginnings of texts: --prompts FILE")
+    return np.asarray(public.tokens[public.offsets[:-1]])
 
 
 def public_start(folder: Path) -> Tensor | None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from server.evaluation import synthetic
 from server.evaluation.finished import read_finished
 from server.evaluation.synthetic import Synthesis, synthesise
+from server.runs.public_data import public_first_tokens
 from simulations.cli.app import app
 from tests.cases.finished_runs import run_of_every_task
 
@@ -49,21 +50,22 @@ def test_texts_come_with_the_guarantee_of_the_run(made: MakeRun, tmp_path: Path)
 def test_an_interruption_changes_no_text(made: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "AT_ONCE", 4)
     run, synthesis = read_finished(made("causal-lm")), Synthesis(10, 12)
-    whole = synthesise(run, synthesis, tmp_path / "whole").read_text()
+    begin = public_first_tokens(run.config)
+    whole = synthesise(run, synthesis, tmp_path / "whole", begin).read_text()
 
     def end(done: int) -> None:
         if done == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        synthesise(run, synthesis, tmp_path / "parts", end)
+        synthesise(run, synthesis, tmp_path / "parts", begin, end)
     file = tmp_path / "parts" / "texts.jsonl"
     file.write_text(file.read_text()[:-3])  # as a kill leaves it
     told = list[int]()
-    assert synthesise(run, synthesis, tmp_path / "parts", told.append).read_text() == whole
+    assert synthesise(run, synthesis, tmp_path / "parts", begin, told.append).read_text() == whole
     assert told == [4, 8, 10]
     with pytest.raises(ValueError, match="other settings"):
-        synthesise(run, Synthesis(10, 12, seed=1), tmp_path / "parts")
+        synthesise(run, Synthesis(10, 12, seed=1), tmp_path / "parts", begin)
 
 
 @pytest.mark.parametrize("task", ["instruction", "summarisation"])

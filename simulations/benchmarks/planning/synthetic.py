@@ -30,7 +30,7 @@ from server.config.methods import methods
 from server.evaluation.finished import FinishedRun, read_finished
 from server.evaluation.synthetic import Synthesis, synthesise
 from server.runs.assembly import data_spec, make_assembly
-from server.runs.public_data import public_start, train_without_noise
+from server.runs.public_data import public_first_tokens, public_start, train_without_noise
 from simulations.audit.near_copies import near_copies, read_texts
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, markdown, provenance
 from simulations.benchmarks.harness.results import say, write
@@ -87,9 +87,10 @@ def main(
     own, private = run.engine()
     rows["private"] = {"test_loss": own.evaluate(private, data.test).loss}
     say("private", rows["private"])
+    asked, begin = Synthesis(count, config.model.max_length, seed=config.seed), public_first_tokens(run.config)
     for name, writer in (("public start", _PublicStart(**vars(run))), ("private run", run)):
         folder = output / name.replace(" ", "-")
-        file = synthesise(writer, Synthesis(count, config.model.max_length, seed=config.seed), folder, say)
+        file = synthesise(writer, asked, folder, begin, say)
         texts = read_texts(run, file)
         train(f"texts of the {name}", _records(engine, run, texts))
         found[name] = asdict(near_copies(run, texts))

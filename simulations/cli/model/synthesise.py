@@ -40,11 +40,15 @@ def synthesise_command(
     """Write synthetic texts with a run's adapter: they have the guarantee of the run, however many there are."""
     with refusals(ValueError):
         from server.evaluation.finished import read_finished
-        from server.evaluation.synthetic import Synthesis, read_prompts, synthesise
+        from server.evaluation.synthetic import Synthesis, read_prompts, refuse_what_cannot_write, synthesise
 
         run = read_finished(run_folder)
         longest = tokens or (run.config.model.max_length if run.task == "causal-lm" else run.most_tokens)
         asked = Synthesis(count, longest, temperature, top_p, seed, read_prompts(prompts) if prompts else ())
+        refuse_what_cannot_write(run, asked)
+        if not prompts:
+            from server.runs.public_data import public_first_tokens
+        begin = None if prompts else public_first_tokens(run.config)
         place = folder or run_folder.resolve().with_name(f"{run_folder.resolve().name}-synthetic")
         console = Console(stderr=True, quiet=as_json)
         status = console.status("loading the model") if is_drawable(console) else None
@@ -57,10 +61,10 @@ def synthesise_command(
                 console.print(text, markup=False, highlight=False)
 
         if status is None:
-            file = synthesise(run, asked, place, tell)
+            file = synthesise(run, asked, place, begin, tell)
         else:
             with status:
-                file = synthesise(run, asked, place, tell)
+                file = synthesise(run, asked, place, begin, tell)
         found = None
         if check:
             from simulations.audit.near_copies import near_copies, read_texts, write_near_copies
