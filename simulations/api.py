@@ -172,6 +172,7 @@ def run(
     config: str | Path | Mapping[str, Any] | RunConfig = "quickstart",
     settings: Mapping[str, Value] | None = None,
     *,
+    start: "str | Path | RunResult | None" = None,
     callbacks: Callback | Iterable[Callback] = (),
     resume_or_start: bool = False,
 ) -> RunResult:
@@ -180,6 +181,7 @@ def run(
     Args:
         config: a preset, a TOML file, a table (nested, or with dotted keys) or a configuration.
         settings: dotted keys that are changed, such as ``{"privacy.epsilon": 2.0}``.
+        start: adapter to go on from (``model.adapter``): a run that has ended, its folder, or one that PEFT has saved.
         callbacks: called with every :class:`RoundRecord`, in order; ``print`` prints a sentence for each. An exception
             of theirs ends the run, which can be resumed. Without one, a notebook shows a bar.
         resume_or_start: resume the unfinished run of the same name and settings in ``output``, if there is one; return
@@ -189,7 +191,10 @@ def run(
         ValueError: a setting that cannot work (ConfigError), before anything is started or spent.
         RunFailed: the run did not complete; its folder is named.
     """
-    asked = _asked(config, dict(settings or {}))
+    changed = dict(settings or {})
+    if start is not None:
+        changed["model.adapter"] = str(Path(start.folder if isinstance(start, RunResult) else start).resolve())
+    asked = _asked(config, changed)
     if resume_or_start and (earlier := earlier_run(asked)) is not None:
         return load_run(earlier.folder) if earlier.ended else _resumed(earlier.folder, lambda: asked, callbacks)
     checked = check_run(asked)

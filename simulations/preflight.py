@@ -24,6 +24,7 @@ from server.config.account import check_account
 from server.config.load import ConfigError, flatten
 from server.config.methods import methods
 from server.config.schema import RunConfig
+from server.evaluation.started_from import find_start
 from server.run_folder import handed_on
 from server.run_folder.data_facts import DataFacts, facts_of
 from server.runs.assembly import Assembly, adapter_of, data_spec, make_assembly, with_noise
@@ -183,9 +184,11 @@ def check_data(config: RunConfig) -> PreparedData:
 
 
 def check_model(config: RunConfig) -> None:
-    """Look for the base model's files; ValueError if there are none."""
+    """Look for the base model's files and for the adapter to go on from; ValueError if there are none that will do."""
     if not config.model.name.startswith("random:"):  # weights that are made, not found
         locate(config.model.name)
+    if config.model.adapter:
+        find_start(config)
 
 
 def check_sources(config: RunConfig) -> None:

@@ -203,6 +203,8 @@ def merge_adapter(model: nn.Module, spec: LoraSpec, vector: Float[Tensor, " size
 
 
 WEIGHTS = "adapter_model.safetensors"
+BASE_DIGEST = "base-fingerprint"
+"""Entry of the header of that file: what :func:`client.models.files.fingerprint` says of the base model."""
 
 
 def peft_config(spec: LoraSpec, *, base: str = "", task_type: TaskType | None = None) -> LoraConfig:
@@ -229,17 +231,20 @@ def save_peft(
     *,
     base: str = "",
     task_type: TaskType | None = None,
+    base_digest: str = "",
 ) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` into `folder` (made if missing).
 
     Args:
         vector: full vector of `layout`.
         base: name or folder of the base model, recorded in the configuration, as `task_type` is.
+        base_digest: its fingerprint, recorded in the header of the weights.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: values.detach().float().cpu().contiguous() for name, values in layout.tensors(vector).items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    header = {"format": "pt"} | ({BASE_DIGEST: base_digest} if base_digest else {})
+    save_file(tensors, folder / WEIGHTS, metadata=header)
     config = peft_config(spec, base=base, task_type=task_type)
     config.inference_mode = True
     config.save_pretrained(str(folder))

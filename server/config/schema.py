@@ -290,6 +290,11 @@ class RunConfig(Table):
         return NoiseShares(count, survivors, asked.colluding, asked.modulus_bits)
 
     @property
+    def starts_public(self) -> bool:
+        """Whether public records alone make the adapter before round 1."""
+        return self.public.warm_start_epochs > 0 and not self.model.adapter
+
+    @property
     def nodes(self) -> int:
         """The number of nodes in a deployment."""
         return self.data.nodes or self.clients

@@ -93,6 +93,9 @@ class Model(Table):
         layers: number of layers, counted from the top, that get adapters; 0 adapts all.
         max_length: most tokens of a record; longer records are cut.
         chat_template: Jinja template that renders conversations; empty takes the tokenizer's own.
+        adapter: adapter that the run goes on from: the folder of a run that has ended, of an export, or one that PEFT
+            has saved (docs/budget.md). Rank, alpha, targets and layers are then its own where they are not set; empty
+            starts from the base model.
     """
 
     name: str = "minilm"
@@ -103,6 +106,7 @@ class Model(Table):
     layers: CountOrAuto = 0
     max_length: MaxLength = 128
     chat_template: str = ""
+    adapter: str = ""
 
 
 class Public(Table):

@@ -15,6 +15,7 @@ from client.models.files import RANDOM_PREFIX, hub_id
 from client.models.lora import LoraSpec
 from server.config.schema import RunConfig
 from server.evaluation.answers import rouge_terms, rouge_text
+from server.lineage import together_with_start
 from server.run_folder.names import ADAPTER_FOLDER
 
 NOT_ON_THE_HUB = ("lacquer-small", RANDOM_PREFIX)
@@ -107,6 +108,8 @@ def privacy_block(statement: Mapping[str, Any]) -> dict[str, Any]:
     """The guarantee for a card's header: what is protected, how well, against whom, and the ledger's head."""
     keys = {"unit": "unit", "epsilon": "epsilon", "delta": "delta", "adjacency": "adjacency", "trust": "trust_model"}
     block = {name: statement[key] for name, key in keys.items() if key in statement}
+    if (pair := together_with_start(dict(statement))) is not None:
+        block["epsilon_with_start"], block["delta_with_start"] = pair
     ledger = statement.get("ledger")
     if isinstance(ledger, Mapping):
         block["ledger_head"] = ledger.get("head")

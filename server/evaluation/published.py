@@ -28,8 +28,8 @@ RESULTS = ("test_", "validation_", "start_", "public_test_", "majority_", "round
     "model", "label_names", "not_private")  # fmt: skip
 """Beginnings of the results that are numbers of public records, or of the settings."""
 PLACES = (
-    "data.source", "data.validation-source", "data.test-source", "model.name", "privacy.secagg.federation",
-    "strategy.controller-options.policy",
+    "data.source", "data.validation-source", "data.test-source", "model.name", "model.adapter",
+    "privacy.secagg.federation", "strategy.controller-options.policy",
 )  # fmt: skip
 """Settings that may name a file of the owner's machine; its name alone is told."""
 UNTOLD = ("output", "data.cache", "engine.ray-address", "privacy.account")
@@ -51,6 +51,7 @@ _SAID = {
     names.ADAPTER_FOLDER: "the adapter, which PEFT loads, with its card",
     names.LEDGER_FILE: "every privacy charge, hash-chained, by day",
     names.SITES_FOLDER: "the ledger of every site, by its number",
+    names.START_FOLDER: "the ledgers of the runs that it went on from",
     names.PRIVACY_FILE: "the guarantee, for programs",
     names.METRICS_FILE: "one line per release",
     names.RESULTS_FILE: "numbers on public records",
@@ -88,6 +89,10 @@ def publish(run: FinishedRun, folder: Path) -> None:
         if (run.folder / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(run.folder / name, folder / name)
+    for file in sorted((run.folder / names.START_FOLDER).glob("*/*.jsonl")):
+        target = folder / file.relative_to(run.folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
     _write(folder / names.PRIVACY_FILE, statement)
     _write(folder / names.RESULTS_FILE, {key: value for key, value in run.results.items() if key.startswith(RESULTS)})
     (folder / names.CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
@@ -98,7 +103,7 @@ def publish(run: FinishedRun, folder: Path) -> None:
     lines = "\n".join(f"- `{name}`: `{head}`" for name, head in heads.items())
     text = TEXT.format(name=run.config.name, sentence=statement["sentence"], files=files, heads=lines)
     (folder / names.PUBLISHED_FILE).write_text(text, encoding="utf-8")
-    write_seal(folder, ("*.*", f"{names.ADAPTER_FOLDER}/*", f"{names.SITES_FOLDER}/*/*"))
+    write_seal(folder, ("*.*", f"{names.ADAPTER_FOLDER}/*", f"{names.SITES_FOLDER}/*/*", f"{names.START_FOLDER}/*/*"))
     _hide_times(folder)
 
 

@@ -6,6 +6,7 @@ of the run holds facts of the public records only; whoever starts a run sees all
 records are theirs.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,7 @@ from client.data.spec import NOTES
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.schema import RunConfig
-from server.run_folder.names import FACTS_FILE
+from server.run_folder.names import DATA_FILE, FACTS_FILE, ORIGIN_FILE, ROSTER_FILE, SOURCE_FILE
 
 SIMULATED = "Facts of the simulation's own files, counted without noise: no guarantee covers them."
 PUBLIC = "Public records only: what is trained on under the guarantee is not counted here."
@@ -121,3 +122,14 @@ def read_facts(folder: Path) -> DataFacts | None:
         return DataFacts(**values)
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptRun(f"{path} holds no facts of a data set: {error}; delete it") from error
+
+
+def data_digest(folder: Path) -> str | None:
+    """The digest of a run's data; None where it did not come to reading any, or the note is gone."""
+    roster = folder / ROSTER_FILE
+    if roster.is_file():  # records are at the nodes
+        return "nodes-" + hashlib.sha256(roster.read_bytes()).hexdigest()
+    # A run that has begun has noted its source; one of version 0.1 only what was prepared of it.
+    source, data = folder / SOURCE_FILE, folder / DATA_FILE
+    note = source if source.is_file() or (folder / ORIGIN_FILE).is_file() else data
+    return note.read_text(encoding="utf-8", errors="replace").strip() if note.is_file() else None

@@ -40,6 +40,8 @@ SAMPLING_SECRET = "sampling.key"
 CHECKPOINT_FOLDER = "checkpoint"
 PUBLIC_START_FILE = "public-start.safetensors"
 """The adapter after a warm start on public records: what an audit compares the run's adapter with."""
+START_FOLDER = "start"
+"""What the run went on from; see :mod:`server.lineage`."""
 BEST_FILE = "best.safetensors"
 """The adapter of the round with the lowest validation loss so far, where a run keeps that."""
 SITES_FILE = "silos.safetensors"
@@ -85,6 +87,7 @@ FOR_THE_OWNER = {
     ORIGIN_FILE: "it says where things lie on this machine",
     FLOWER_LOG: "it may name errors, times and places of this machine",
     PROCESS_LOG: "it may name errors, times and places of this machine",
+    START_FOLDER: "it names the data of earlier runs by their digests",
     CHECKPOINT_FOLDER: "it holds what a resumed run draws from",
     PHASES_FOLDER: "it shows who was in a batch",
     SITES_FOLDER: "it holds the secrets of the sites",

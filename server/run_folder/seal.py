@@ -19,7 +19,8 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder import names
 
-STARTED = (names.ORIGIN_FILE, names.PHASES_FILE, names.COMMITMENT_FILE, names.DATA_FILE, names.SOURCE_FILE)
+STARTED = (names.ORIGIN_FILE, names.PHASES_FILE, names.COMMITMENT_FILE, names.DATA_FILE, names.SOURCE_FILE,
+    f"{names.START_FOLDER}/*", f"{names.START_FOLDER}/*/*")  # fmt: skip
 """Files that are written before anything is spent, and never again."""
 ENDED = (
     *STARTED,
@@ -73,7 +74,7 @@ def check_seal(folder: Path, *, ended: bool) -> None:
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or name.startswith(("/", "..")):
             raise CorruptRun(f"{path} line {number} is no digest and a file's name, got {line[:80]!r}; restore it")
-        if not ended and name not in STARTED:
+        if not ended and name not in STARTED and not name.startswith(f"{names.START_FOLDER}/"):
             continue
         if not (folder / name).is_file():
             if name.partition("/")[0] in UNSHARED:

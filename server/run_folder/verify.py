@@ -22,8 +22,10 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.statement import privacy_statement, rounded_up, sentence
 from server.config.load import ConfigError, load
 from server.config.schema import RunConfig
+from server.lineage import with_lineage
 from server.run_folder import names
 from server.run_folder.checkpoint import Mark, checkpoint_folder, read_mark
+from server.run_folder.data_facts import data_digest
 from server.run_folder.origin import check_settings
 from server.run_folder.phase_progress import ended_phases
 from server.run_folder.progress import SiteGuarantee, read_noted
@@ -87,12 +89,17 @@ class VerifiedRun:
         path = self.folder / names.PRIVACY_FILE
         try:
             if self.written is None:
-                return None if self.ledger is None else _accounted(self.ledger, **words)
+                return None if self.ledger is None else run_lineage(self.folder, _accounted(self.ledger, **words))
             if self.phases:
-                return self._of_phases(self.written, path)
-            if self.ledger is not None:
-                return _agreed(self.written, self.ledger, path)
-            return self._of_sites(self.written, path)
+                said = self._of_phases(self.written, path)
+            elif self.ledger is not None:
+                said = _agreed(self.written, self.ledger, path)
+            else:
+                said = self._of_sites(self.written, path)
+            found = run_lineage(self.folder, said)
+            if self.config is not None and self.config.model.adapter:
+                _agree(self.written, {key: found[key] for key in ("lineage", "together")}, path)
+            return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptRun(f"{path} is not what a run writes ({error!r}); restore it") from error
 
@@ -164,6 +171,16 @@ def verify_run(folder: Path) -> VerifiedRun:
         for number, said in noted.guarantees.items():
             _check_site(folder / names.SITES_FOLDER / str(number), said, folder / names.SITES_FILE)
     return run
+
+
+def run_lineage(folder: Path, statement: Json) -> Json:
+    """The statement of a run with what it went on from, see :func:`server.lineage.with_lineage`.
+
+    Raises:
+        CorruptRun: a file that tells of that is damaged.
+    """
+    own = _ledger(folder, None)
+    return with_lineage(statement, folder / names.START_FOLDER, own, data_digest(folder))
 
 
 def site_ledgers(folder: Path) -> dict[int, Ledger]:

@@ -22,7 +22,7 @@ from client.data.prepared import PreparedData
 from client.models.base import load_tokenizer
 from client.models.confusion import recalls
 from client.models.export import save_tokenizer
-from client.models.files import hub_id
+from client.models.files import fingerprint, hub_id
 from client.models.lora import LoraSpec, save_peft
 from client.models.tasks import Metrics
 from privacy import durable
@@ -198,7 +198,8 @@ def save_adapter(folder: Path, config: RunConfig, final: Final) -> None:
     """Write PEFT's two files and the tokenizer, with the run's chat template, which plain transformers needs."""
     name, task = config.model.name, config.model.task
     kind = None if task == "classification" else TaskType.CAUSAL_LM
-    save_peft(folder, final.vector, final.layout, final.spec, base=hub_id(name), task_type=kind)
+    base: dict[str, Any] = {"base": hub_id(name), "task_type": kind, "base_digest": fingerprint(name)}
+    save_peft(folder, final.vector, final.layout, final.spec, **base)
     tokenizer: Any = load_tokenizer(name)
     if task == "instruction" or (task == "preference" and config.model.chat_template):
         tokenizer.chat_template = template_of(tokenizer, config.model.chat_template)

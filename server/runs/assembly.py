@@ -39,6 +39,7 @@ from server.config.load import ConfigError
 from server.config.methods import Methods, methods
 from server.config.schema import RunConfig
 from server.evaluation.answers import refuse_without_rouge
+from server.evaluation.started_from import load_start, refuse_other_labels
 from server.network.grid import exchange_messages
 from server.run_folder.canaries import canaries_of, canary_key
 from server.run_folder.names import SAMPLING_SECRET
@@ -120,7 +121,7 @@ def assemble_client_level(config: RunConfig, folder: Path | None = None) -> Comm
     """
     parts = methods(config)
     noise = commit_clients(config, parts.controller, folder)
-    return with_noise(make_assembly(config, parts, prepare(data_spec(config))), noise)
+    return with_noise(make_assembly(config, parts, prepare(data_spec(config)), folder), noise)
 
 
 def with_noise(run: Assembly, noise: Calibrated) -> CommittedAssembly:
@@ -131,13 +132,17 @@ def with_noise(run: Assembly, noise: Calibrated) -> CommittedAssembly:
     return CommittedAssembly(**vars(run), commitment=noise.commitment, setting=info)
 
 
-def make_assembly(config: RunConfig, parts: Methods, data: PreparedData) -> Assembly:
+def make_assembly(config: RunConfig, parts: Methods, data: PreparedData, folder: Path | None = None) -> Assembly:
     """Build the adapter and the job of a run of any kind, on its data.
+
+    Args:
+        folder: of the run; its own copy of what it goes on from is taken from there.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
     """
-    spec, layout, start = adapter_of(config, parts, data.num_labels)
+    spec, layout, start = adapter_of(config, parts, data.num_labels, folder)
+    refuse_other_labels(config, data.label_names, folder)
     job = Job(
         model=config.model.name,
         task=config.model.task,
@@ -156,7 +161,9 @@ def make_assembly(config: RunConfig, parts: Methods, data: PreparedData) -> Asse
     return Assembly(config, data, parts, spec, layout, start, job)
 
 
-def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[LoraSpec, AdapterLayout, Tensor]:
+def adapter_of(
+    config: RunConfig, parts: Methods, num_labels: int, folder: Path | None = None
+) -> tuple[LoraSpec, AdapterLayout, Tensor]:
     """Load the base model and lay out the adapters on it.
 
     Returns:
@@ -172,6 +179,8 @@ def adapter_of(config: RunConfig, parts: Methods, num_labels: int) -> tuple[Lora
     plain = config.engine.sequential or (config.is_single_site and config.silo.gradients == "opacus")
     config.engine.refuse_unfit(model, device, config.engine.token_budget, plain=plain)
     spec, layout = _laid_out(config, model, trained)
+    if config.model.adapter:
+        return spec, layout, load_start(config, spec, layout, folder)
     return spec, layout, initial_adapter(layout, model, config.seed)
 
 

@@ -54,7 +54,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     """Run a cross-silo training from configuration to artefacts."""
     run.status("preparing data and model")
     config, telemetry, folder = run.config, run.telemetry, run.folder
-    ready = assemble_cross_silo(config)
+    ready = assemble_cross_silo(config, folder)
     public = PublicTraining.of(ready)
     adapter, span = prepare_span(ready)
     run.note_start(ready.data)
@@ -191,7 +191,7 @@ def _outcome(
         data=data,
         measures=measures(
             lambda split: evaluate(model.served, split, model.residual),
-            (lambda: evaluate(start(), "test")) if config.public.warm_start_epochs else None,
+            (lambda: evaluate(start(), "test")) if config.starts_public else None,
             lambda: adapter_answers(config, data.test, *final, run.telemetry),
             data.label_names,
         ),

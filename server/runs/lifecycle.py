@@ -25,6 +25,7 @@ from server.evaluation.answers import adapter_answers
 from server.evaluation.best_round import BestRound
 from server.evaluation.metrics import Evaluate, on_server, on_workers
 from server.evaluation.private import last_measured
+from server.evaluation.started_from import keep_start
 from server.network.grid import roster
 from server.run_folder.canaries import canaries_of, canary_note, note_seen
 from server.run_folder.checkpoint import Stopwatch, checkpoint_folder
@@ -44,7 +45,7 @@ from server.run_folder.provenance import write_environment
 from server.run_folder.resume import Resumed, check_same_run, claim_ledger, note_resumed, refuse_ended
 from server.run_folder.seal import STARTED, write_seal
 from server.run_folder.telemetry import Telemetry, read_metrics
-from server.run_folder.verify import read_object, traces, verify_run
+from server.run_folder.verify import read_object, run_lineage, traces, verify_run
 from server.runs.artefacts import Final, Kept, Outcome, keep_adapter, measures, write_results
 from server.runs.assembly import Assembly, CommittedAssembly, connected_nodes
 from server.runs.loop import Loop
@@ -160,6 +161,7 @@ class Run:
         planted = canary_note(self.config)
         if planted:
             statement = {**statement, "canaries": planted}
+        statement = run_lineage(self.folder, dict(statement))
         notes = " ".join(filter(None, [note, planted]))
         self.kept = Kept(adapter, statement, data.label_names, notes)
         if self.results is None:
@@ -212,6 +214,8 @@ def open_run(
             write_seal(folder, STARTED)
         telemetry = stack.enter_context(Telemetry(folder))
         try:
+            if not resume:
+                keep_start(config, folder)
             yield Run(config, folder, telemetry, held, resume, other_code, results=results)
         except (KeyboardInterrupt, SystemExit):  # `lacquer stop`, or whoever ends the process
             telemetry.status("failed", "stopped from outside")
@@ -273,7 +277,7 @@ def training_outcome(run: Run, assembly: CommittedAssembly, loop: Loop, stopped:
         data=data,
         measures=measures(
             evaluate,
-            None if start is None else lambda: loop.evaluate(start, "test"),
+            None if start is None or not run.config.starts_public else lambda: loop.evaluate(start, "test"),
             lambda: adapter_answers(run.config, data.test, *final, run.telemetry),
             data.label_names,
         ),

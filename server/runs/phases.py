@@ -90,7 +90,7 @@ class PhasesRun:
         self.population = len(self._indexed(self.plain))
         self.planned = self._noise(folder)
         self.guarantee = guarantee.guarantee_of(config, self.planned)
-        self.assembly = make_assembly(run, methods(run), self.plain)
+        self.assembly = make_assembly(run, methods(run), self.plain, folder)
         for phase, multipliers in zip(config.private_phases, self.planned.multipliers, strict=True):
             silo = config.record_level(phase, None)
             info = info_of(silo, self.population, self.assembly.layout, multipliers, None)

@@ -85,7 +85,7 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
             "the places of units; lower audit.canaries"
         )
     noise = commit_records(config, silo, len(index), folder, records=index.kept)
-    run = make_assembly(config, parts, data)
+    run = make_assembly(config, parts, data, folder)
     order = noise.commitment.order
     info = info_of(silo, len(index), run.layout, noise.multipliers, order, records=index.kept)
     what = f"strategy.controller = {config.strategy.controller!r}"
@@ -107,8 +107,11 @@ class CrossSiloAssembly(Assembly):
     part: TrainedSubset
 
 
-def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
+def assemble_cross_silo(config: RunConfig, folder: Path | None = None) -> CrossSiloAssembly:
     """Prepare data and model and the settings of the sites, each of which calibrates for its own units.
+
+    Args:
+        folder: of the run, see :func:`server.runs.assembly.make_assembly`.
 
     Raises:
         ConfigError, ValueError: naming the setting that cannot work.
@@ -128,7 +131,8 @@ def assemble_cross_silo(config: RunConfig) -> CrossSiloAssembly:
     )
     if config.silo.span.method:  # the server takes the steps
         silo = silo.replace(optimizer="fedavg", optimizer_options={})
-    return CrossSiloAssembly(**vars(make_assembly(config, parts, prepare(data_spec(config)))), silo=silo, part=part)
+    run = make_assembly(config, parts, prepare(data_spec(config)), folder)
+    return CrossSiloAssembly(**vars(run), silo=silo, part=part)
 
 
 def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:

@@ -134,6 +134,10 @@ def run(
         str, typer.Argument(help="A preset (see `lacquer presets`) or a TOML file.", autocompletion=completion.presets)
     ] = "quickstart",
     settings: Settings = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN|FOLDER", help="Go on from the adapter of a run, or of PEFT.", exists=True),
+    ] = None,
     engine: Annotated[EngineKind | None, typer.Option(help="Flower on Ray, or all in one process.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Worker processes; 0 takes what the host has.", show_default="0")
@@ -163,7 +167,8 @@ def run(
     sys.path.append(str(here))  # a user's own methods are found beside their work, and shadow nothing
     with ExitStack() as stack:
         with refusals(CannotResume, ValueError):
-            asked = ask(preset, settings or [], _engine_settings(engine, workers), here, data or here)
+            given = [f"model.adapter={start.resolve()}"] if start else []
+            asked = ask(preset, [*(settings or []), *given], _engine_settings(engine, workers), here, data or here)
             if resume_or_start and not dry_run:
                 from simulations.history.unfinished import earlier_run
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from server.config.schema import RunConfig
+from server.run_folder.data_facts import data_digest
 from simulations.history.folders import run_folders
-from simulations.report.budget import Cost, Spending, committed_cost, data_digest, spendings
+from simulations.report.budget import Cost, Spending, committed_cost, spendings
 from simulations.report.notation import delta_text, epsilon_text
 from simulations.report.read_run import NoRunFolder
 from strategies.calibration import Calibrated

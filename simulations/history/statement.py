@@ -12,6 +12,7 @@ from typing import Any
 from privacy import durable
 from privacy.accountants.attack_rates import AttackBound, attack_bound, bound_of_pairs
 from privacy.errors import CorruptRun
+from server.lineage import together_with_start
 from server.run_folder import names
 from server.run_folder.provenance import own_version
 from server.run_folder.verify import read_object
@@ -109,6 +110,8 @@ def _bound(run: Run) -> AttackBound | None:
     pair = guaranteed_pair(run)
     if pair is None:
         return None
+    if (whole := together_with_start(run.guarantee or {})) is not None:  # what it releases holds what its start does
+        return bound_of_pairs([whole])
     return bound_of_pairs([pair]) if run.account is None else attack_bound(run.account.commitment)
 
 

@@ -1,23 +1,19 @@
 """The sum of what all runs on the same data have cost.
 
 Runs are put together by the digest of their source (``source.digest``; of older runs that of the prepared data set) and
-by the unit that they protect. Two bounds are given. *Added up*: epsilons and deltas simply add (basic composition,
-Dwork, Rothblum, Vadhan 2010), whatever the runs were. *Composed*: the privacy loss distribution of all committed
-releases at once, at the largest delta of the runs; it is tighter and can be had of runs in floor mode under add-remove
-that protect one population; other runs are added to it. Both count whole commitments: when a run stopped may depend on
-what it released.
+by the unit that they protect. How they add up is :mod:`privacy.ledger.together`.
 """
 
-import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from privacy.accountants import composition
 from privacy.commitment import Commitment, FloorStep
 from privacy.errors import CorruptRun
-from server.run_folder.names import DATA_FILE, ORIGIN_FILE, ROSTER_FILE, SOURCE_FILE, STATUS_FILE
+from privacy.ledger import together
+from server.run_folder.data_facts import data_digest
+from server.run_folder.names import SOURCE_FILE, STATUS_FILE
 from simulations.report.notation import delta_text, epsilon_text
 from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run, read_run
@@ -63,40 +59,21 @@ class Spending:
     @property
     def added(self) -> tuple[float, float]:
         """The sums of epsilons and of deltas."""
-        return sum(run.epsilon for run in self.runs), sum(run.delta for run in self.runs)
+        return together.added(self.runs)
 
     @property
     def composed(self) -> tuple[float, float] | None:
-        """The bound by privacy loss distributions, some seconds of work.
-
-        Runs that have none, and other populations, add up. None where no run has one.
-        """
-        alike: dict[int | None, list[Cost]] = {}
-        for run in self.runs:
-            if run.floor is not None:
-                alike.setdefault(run.population, []).append(run)
-        if not alike or not math.isfinite(self.added[0]):
-            return None
-        alone = [run for run in self.runs if run.floor is None]
-        epsilon, delta = sum(run.epsilon for run in alone), sum(run.delta for run in alone)
-        for runs in alike.values():
-            largest = max(run.delta for run in runs)
-            epsilon += composition.tightest_bound([step for run in runs for step in run.floor or ()], largest)[0]
-            delta += largest
-        return epsilon, delta
+        """The bound by privacy loss distributions, see :func:`privacy.ledger.together.composed`."""
+        return together.composed(self.runs)
 
     @property
     def bound(self) -> tuple[float, float]:
         """The smaller of the two bounds, as (epsilon, delta)."""
-        found = self.composed
-        return self.added if found is None or found[0] > self.added[0] else found
+        return together.bound(self.runs)
 
     def how(self, bound: tuple[float, float]) -> str:
         """Say which of the two a bound is."""
-        if bound == self.added:
-            return "epsilons and deltas added up"
-        whole = all(run.floor is not None for run in self.runs) and len({run.population for run in self.runs}) == 1
-        return "composed by privacy loss distributions" + ("" if whole else " where they can be, the others added up")
+        return together.how(self.runs, bound)
 
 
 def spendings(folders: Iterable[Path]) -> list[Spending]:
@@ -149,17 +126,6 @@ def together_text(run: Run) -> str:
     )
 
 
-def data_digest(folder: Path) -> str | None:
-    """The digest of a run's data; None where it did not come to reading any, or the note is gone."""
-    roster = folder / ROSTER_FILE
-    if roster.is_file():  # records are at the nodes
-        return "nodes-" + hashlib.sha256(roster.read_bytes()).hexdigest()
-    # A run that has begun has noted its source; one of version 0.1 only what was prepared of it.
-    source, data = folder / SOURCE_FILE, folder / DATA_FILE
-    note = source if source.is_file() or (folder / ORIGIN_FILE).is_file() else data
-    return note.read_text(encoding="utf-8", errors="replace").strip() if note.is_file() else None
-
-
 def _cost(run: Run) -> Cost | None:
     pair = guaranteed_pair(run)
     if run.account is None:
@@ -173,8 +139,6 @@ def _cost(run: Run) -> Cost | None:
 
 def committed_cost(folder: Path, commitment: Commitment, not_private: str | None, epsilon: float) -> Cost:
     """The cost of a run by what it commits to; `epsilon` is what it guarantees where it is private."""
-    alone = commitment.mode == "floor" and commitment.tuning is None  # a law over runs has no loss distribution here
-    composes = alone and commitment.adjacency == "add_remove" and not not_private
-    floor = commitment.floor if composes else None
+    price = together.price_of(commitment, not_private, epsilon)
     event = None if commitment.tuning is None else commitment.tuning.id
-    return Cost(folder, epsilon, commitment.delta, floor, commitment.population, not_private, event)
+    return Cost(folder, price.epsilon, price.delta, price.floor, price.population, not_private, event)

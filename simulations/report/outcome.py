@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from server.lineage import together_with_start
 from simulations.report.notation import delta_text, duration_text, epsilon_text, number_text, percent_text
 from simulations.report.read_run import Run
 
@@ -167,8 +168,13 @@ def privacy_text(run: Run) -> str:
     pair = guaranteed_pair(run)
     if pair is None:
         return "unknown"
-    used = spent_text(run)
-    return f"epsilon at most {epsilon_text(pair[0])} at delta {delta_text(pair[1])}" + (f", {used}" if used else "")
+    used, whole = spent_text(run), together_with_start(run.guarantee or {})
+    text = f"epsilon at most {epsilon_text(pair[0])} at delta {delta_text(pair[1])}" + (f", {used}" if used else "")
+    if whole is None:
+        return text
+    if not math.isfinite(whole[0]):
+        return f"{text}, no guarantee together with what it went on from"
+    return f"{text}, {epsilon_text(whole[0])} at {delta_text(whole[1])} together with what it went on from"
 
 
 def selective_text(run: Run) -> str:

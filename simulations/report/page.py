@@ -94,6 +94,7 @@ _FILES = {
     names.PHASES_FOLDER: "what a resumed run continues from",
     names.SITES_FOLDER: "what the sites of a simulation keep for themselves",
     names.CHECKPOINT_FOLDER: "what a resumed run continues from",
+    names.START_FOLDER: "what it went on from, with the ledgers of earlier runs",
     names.PUBLIC_START_FILE: "the adapter after the warm start on public records",
     names.TENSORBOARD_FOLDER: "the metrics as TensorBoard scalars",
     names.ORIGIN_FILE: "what it was started with; a resumed run is held against it",
