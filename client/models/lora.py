@@ -9,6 +9,7 @@ model, with which everything works that transformers can do (generation with its
 """
 
 import copy
+import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from peft import LoraConfig, TaskType
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from client.models.frozen_linear import is_ternary
@@ -244,10 +245,20 @@ def save_peft(
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: values.detach().float().cpu().contiguous() for name, values in layout.tensors(vector).items()}
     header = {"format": "pt"} | ({BASE_DIGEST: base_digest} if base_digest else {})
-    save_file(tensors, folder / WEIGHTS, metadata=header)
+    (folder / WEIGHTS).write_bytes(_ordered(save(tensors, metadata=header)))
     config = peft_config(spec, base=base, task_type=task_type)
     config.inference_mode = True
     config.save_pretrained(str(folder))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with the entries about it in order, which safetensors writes in another one each time."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def load_peft(folder: str | Path, layout: AdapterLayout) -> Tensor:
