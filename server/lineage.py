@@ -26,7 +26,7 @@ Json = dict[str, Any]
 LINEAGE_FILE = "lineage.json"
 OWN, UNKNOWN = "this run's", "unknown"
 """Data sets by whose they are; others are numbered."""
-RELEASED, ADDED = "everything this run releases", "everything this run adds to the adapter that it went on from"
+RELEASED, ADDED = "everything this run releases", "everything this run adds to what it went on from"
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,15 @@ class Ancestor:
     """An adapter that a run went on from, or that one of its ancestors did.
 
     Attributes:
-        kind: ``run`` of Lacquer; ``export`` of one, without a ledger; ``adapter`` of somebody else, taken as public.
-        weights: SHA-256 of the file with its values.
+        kind: ``run`` of Lacquer; ``export`` of one, without a ledger; ``base``, an export that is a whole model, and
+            the base of the run; ``adapter`` of somebody else, taken as public.
+        weights: SHA-256 of the file with its values; of a base model its fingerprint.
         not_private: why the run that made it guarantees nothing; None where it does, or is not known.
         data: digest of the run's data; "" where that is not known.
         debited: whether the new run's account has paid for the earlier run; None without an account.
     """
 
-    kind: Literal["run", "export", "adapter"]
+    kind: Literal["run", "export", "base", "adapter"]
     name: str
     weights: str
     not_private: str | None = None
@@ -238,11 +239,13 @@ def _told(entries: Sequence[Json], groups: Sequence[Json]) -> str:
 
 
 def _named(entry: Json) -> str:
-    name = f"{entry['name']!r} (SHA-256 {entry['weights'][:12]})"
+    name = f"{entry['name']!r} (digest {entry['weights'][:12]})"
     if entry["kind"] == "adapter":
         return f"the adapter {name}, taken as public and not covered"
     if entry["kind"] == "export":
         return f"the exported adapter {name}, which has no ledger and is not covered"
+    if entry["kind"] == "base":
+        return f"the base model {name}, the export of an earlier run, which has no ledger and is not covered"
     unpaid = {False: "; the account has not paid for it", True: "; the account has paid for it"}
     account = unpaid.get(entry["debited"], "")
     if entry["not_private"]:

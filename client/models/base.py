@@ -330,6 +330,13 @@ def _supported(name: str, config: Any, task: str, options: Mapping[str, Any]) ->
             f"model.name = {name!r} ({kind}) carries a state from token to token in place of attention, which is not "
             "trained here; take a model with attention"
         )
+    stored: Any = getattr(config, "quantization_config", None) or {}
+    method = stored.get("quant_method") if isinstance(stored, Mapping) else getattr(stored, "quant_method", None)
+    if stored and method != "bitnet":
+        raise UnsupportedModel(
+            f"model.name = {name!r} has weights that are quantised already ({method}), which is not trained here; take "
+            "the model that they were made from, and engine.quantisation = 'int8' or 'nf4'"
+        )
     fused = getattr(architecture, "_supports_sdpa", True)
     return {} if fused or options["attn_implementation"] != ATTENTION else {"attn_implementation": "eager"}
 

@@ -1,4 +1,4 @@
-"""The adapter that a run goes on from: found, verified, kept in the run's folder, and loaded.
+"""What a run goes on from: an adapter, found, verified, kept in the run's folder, and loaded.
 
 ``model.adapter`` names the folder of a run (or ``adapter`` in it), which is verified with its ledger; an adapter that
 ``lacquer export`` wrote, which has none; or one that PEFT saved. A run that has begun reads its own copy only.
@@ -54,10 +54,16 @@ def find_start(config: RunConfig) -> Start:
     """Find and verify what ``model.adapter`` names, and look whether the run's account has paid for it.
 
     Raises:
-        ConfigError: no adapter, of an unsupported form, of a run that cannot be verified, or with canaries in it.
+        ConfigError: no adapter, of an unsupported form, of a run that cannot be verified, with canaries in it, or under
+            a loss that compares with another start.
     """
     place = Path(config.model.adapter)
     said = f"model.adapter = {config.model.adapter!r}"
+    if config.model.task == "preference" and config.local.preference.loss == "dpo":
+        raise ConfigError(
+            f"{said} needs another loss than local.preference.loss = 'dpo', which compares with the base model; take "
+            "'simpo', or export the run with --merged and name that model by model.name"
+        )
     read_form(config.model.adapter)
     inside = place.name == "adapter" and not refusal_of_no_run(place.parent)
     run = place.parent if inside else place
@@ -71,16 +77,26 @@ def find_start(config: RunConfig) -> Start:
 
 
 def keep_start(config: RunConfig, folder: Path) -> None:
-    """Copy what a new run goes on from into its folder, with its lineage; nothing where it starts from the base."""
-    if not config.model.adapter:
+    """Copy what a new run goes on from into its folder, with its lineage; nothing where it starts from a public base.
+
+    Raises:
+        ConfigError: see :func:`find_start`.
+    """
+    own, start = folder / START_FOLDER, find_start(config) if config.model.adapter else None
+    ancestors, ledgers = ((), ()) if start is None else (start.ancestors, start.ledgers)
+    base = Path(config.model.name)
+    if (base / PRIVACY_FILE).is_file():
+        merged = Ancestor("base", base.name, fingerprint(config.model.name))
+        if merged.weights not in {ancestor.weights for ancestor in ancestors}:
+            ancestors, ledgers = (merged, *ancestors), ((), *ledgers)
+    if not ancestors:
         return
-    start, own = find_start(config), folder / START_FOLDER
     if own.exists():  # of an attempt that committed to nothing
         shutil.rmtree(own)
     own.mkdir(mode=0o700)
-    for name in (FORM_FILE, WEIGHTS_FILE):
+    for name in () if start is None else (FORM_FILE, WEIGHTS_FILE):
         shutil.copyfile(start.folder / name, own / name)
-    keep_lineage(own, start.ancestors, start.ledgers)
+    keep_lineage(own, ancestors, ledgers)
 
 
 def load_start(config: RunConfig, spec: LoraSpec, layout: AdapterLayout, folder: Path | None) -> Tensor:
@@ -94,7 +110,7 @@ def load_start(config: RunConfig, spec: LoraSpec, layout: AdapterLayout, folder:
         ConfigError: the adapter does not fit the run or its base model.
     """
     own = None if folder is None else folder / START_FOLDER
-    place = str(own if own is not None and own.is_dir() else config.model.adapter)
+    place = str(own if own is not None and (own / FORM_FILE).is_file() else config.model.adapter)
     said, form = f"model.adapter = {config.model.adapter!r}", read_form(place)
     for key, value, right in (
         ("rank", config.model.rank, form.rank),

@@ -97,7 +97,7 @@ class VerifiedRun:
             else:
                 said = self._of_sites(self.written, path)
             found = run_lineage(self.folder, said)
-            if self.config is not None and self.config.model.adapter:
+            if "lineage" in {*found, *self.written} or (self.config is not None and self.config.model.adapter):
                 _agree(self.written, {key: found[key] for key in ("lineage", "together")}, path)
             return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -52,9 +52,9 @@ def _kept_start(run: FinishedRun) -> tuple[Engine, torch.Tensor] | None:
 
 def _made_start(run: FinishedRun, data: PreparedData) -> tuple[Engine, torch.Tensor]:
     config = run.config.replace(local=run.config.local.replace(balance="none"))
-    if run.label_names and not config.public.warm_start_epochs:
+    if run.label_names and not config.public.warm_start_epochs and not config.model.adapter:
         config = config.replace(public=config.public.replace(warm_start_epochs=EPOCHS))
-    assembly = make_assembly(config, methods(config), data)
+    assembly = make_assembly(config, methods(config), data, run.folder)
     public = PublicTraining.of(assembly)
     if public.engine is None:
         from client.worker import make_engine

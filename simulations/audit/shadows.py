@@ -34,7 +34,7 @@ from privacy import durable
 from privacy.randomness.rng import simulation_generator
 from server.config.schema import RunConfig
 from server.evaluation.finished import FinishedRun, read_finished
-from server.run_folder.names import AUDIT_FOLDER, CANDIDATE_FILE, PHASES_FILE
+from server.run_folder.names import AUDIT_FOLDER, CANDIDATE_FILE, PHASES_FILE, START_FOLDER
 from simulations.audit.losses import adapter_losses, reference_losses
 from simulations.audit.membership import attack_level
 from simulations.audit.units import Rows, Units
@@ -221,7 +221,9 @@ def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], 
     cache, folder = place / "cache", place / "run"
     _write(run.config, data, *train, cache / data.folder.name)
     folder.mkdir()
+    start = run.folder / START_FOLDER  # the place it was taken from may be gone
     config = run.config.replace(
+        model=run.config.model.replace(adapter=str(start) if run.config.model.adapter else ""),
         data=run.config.data.replace(cache=str(cache)),
         privacy=run.config.privacy.replace(account=""),  # nothing of a shadow is released
         engine=run.config.engine.replace(kind="inprocess", workers=1),

@@ -1,6 +1,7 @@
 """Models of every architecture, from a folder: they train as PEFT trains them, and PEFT loads what was trained."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from client.models.lora import LoraSpec, adapter_layout, load_peft, merge_adapte
 from client.models.targets import targets_of
 from client.models.tasks import make_task
 from tests.cases.cohorts import distance, start
+from tests.cases.finished_runs import base_model
 from tests.cases.model_folders import ENCODERS, LANGUAGE_MODELS, model_folder
 
 LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=2, epochs=1)
@@ -58,3 +60,12 @@ def test_gradients_updates_and_logits_are_those_of_plain_peft(kind: str, tmp_pat
             scores, right = (logits, torch.tensor([label])) if labels else (logits[0, :-1], ids[0, 1:])
             losses.append(torch.nn.functional.cross_entropy(scores.float(), right.long(), reduction="none"))
     assert engine.evaluate(trained, clients[0]).loss == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+
+
+def test_weights_that_are_quantised_already_are_refused_by_name(tmp_path: Path) -> None:
+    base_model(tmp_path, "llama", "causal-lm")
+    file = tmp_path / "config.json"
+    method = {"quant_method": "gptq", "bits": 4}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": method}))
+    with pytest.raises(ValueError, match=r"quantised already \(gptq\).*engine\.quantisation"):
+        load_base(str(tmp_path), "causal-lm")

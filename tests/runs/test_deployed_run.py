@@ -97,6 +97,12 @@ def test_nodes_train_on_their_own_records_and_the_server_evaluates_on_its_own(st
         assert ledger.commitment.population == 3
     kept = [path for path in folder.rglob("*") if path.is_file() and b"Follow-up of" in path.read_bytes()]
     assert kept == []  # no record of a node in what the run leaves behind
+    later, file = folder.parent / "later", folder.parent / "run.toml"
+    later.mkdir()
+    file.write_text(file.read_text().replace("[model]", f'[model]\nadapter = "{folder}"'))
+    go(**{"config-file": str(file), "run-folder": str(later)})
+    (told,) = json.loads((later / "privacy.json").read_text())["together"]  # of the same nodes, so of the same data
+    assert told["runs"] == ["run", "this run's"]
 
 
 def test_nodes_train_on_conversations_of_their_own(tmp_path: Path) -> None:

@@ -22,8 +22,11 @@ from privacy.ledger.lifetime import Terms
 from privacy.ledger.statement import rounded_up
 from server.config.load import ConfigError, flatten, parse, unflatten
 from server.config.schema import RunConfig
+from server.evaluation import started_from
 from server.evaluation.finished import read_finished
 from server.evaluation.published import publish
+from server.evaluation.started_from import find_start, keep_start, refuse_other_labels
+from server.lineage import read_lineage
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import LEDGER_FILE, PRIVACY_FILE, RESULTS_FILE, START_FOLDER
 from server.run_folder.round_record import RoundRecord
@@ -113,7 +116,7 @@ def test_both_ledgers_are_composed(first: Path, second: Path) -> None:
     assert (entry["name"], entry["data"], entry["covered"]) == ("first", "this run's", True)
     assert (entry["epsilon"], entry["ledgers"]) == (said(first)["epsilon"], [ledgers[0].head])
     assert f"epsilon at most {rounded_up(epsilon, 2):.2f} at delta 0.001" in told["sentence"]
-    assert "everything this run adds to the adapter that it went on from" in told["sentence"]
+    assert "everything this run adds to what it went on from" in told["sentence"]
 
 
 def test_every_page_says_it(second: Path, tmp_path: Path) -> None:
@@ -184,6 +187,53 @@ def test_what_is_not_verified_is_not_covered(place: Path, first: Path, tmp_path:
     assert said(later)["together"][0]["epsilon"] is None
     _, officer = write_statement(later)
     assert officer["risks"]["advantage"] == 1.0
+
+
+def test_a_model_that_an_export_was_merged_into_is_named(place: Path, first: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    export(read_finished(first), whole, "whole", merged=True)
+    run = made(tmp_path, "run", **{"model.name": str(whole)})
+    (entry,) = said(run)["lineage"]
+    assert (entry["kind"], entry["name"], entry["covered"]) == ("base", "whole", False)
+    assert (
+        "the export of an earlier run, which has no ledger and is not covered" in verify_run(run).statement()["start"]
+    )
+    keep_start(config(place, **{"model.adapter": str(run), "model.name": str(whole)}), tmp_path)
+    assert [ancestor.kind for ancestor in read_lineage(tmp_path / START_FOLDER)] == ["base", "run"]
+
+
+def test_a_run_that_does_not_verify_is_refused(place: Path, first: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(first, run)
+    asked = config(place, **{"model.adapter": str(run)})
+    assert find_start(asked).ancestors[0].kind == "run"
+    (run / PRIVACY_FILE).write_text(json.dumps(said(run) | {"epsilon": 1.0}))
+    with pytest.raises(ConfigError, match=r"model\.adapter = .* cannot be verified: .*privacy\.json is not as the run"):
+        find_start(asked)
+    shutil.copyfile(first / PRIVACY_FILE, run / PRIVACY_FILE)
+    (run / RESULTS_FILE).unlink()
+    with pytest.raises(ConfigError, match="cannot be verified"):
+        find_start(asked)
+
+
+def test_canaries_and_a_loss_with_another_start_are_refused(place: Path, plain: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    shutil.copytree(plain, folder)
+    (folder / PRIVACY_FILE).write_text(json.dumps({"canaries": "200 canaries"}))
+    with pytest.raises(ConfigError, match="holds the canaries of an audit"):
+        find_start(config(place, **{"model.adapter": str(folder)}))
+    with pytest.raises(ConfigError, match=r"needs another loss than local\.preference\.loss = 'dpo'"):
+        find_start(config(place, **{"model.adapter": str(plain), "model.task": "preference"}))
+
+
+def test_other_labels_are_refused(place: Path, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config(place, **{"model.adapter": str(plain)})
+    found = replace(find_start(asked), labels=("no", "yes"))
+    monkeypatch.setattr(started_from, "find_start", lambda config: found)
+    refuse_other_labels(asked, ["no", "yes"], None)
+    with pytest.raises(ConfigError, match="tells no, yes apart, the data have yes, no"):
+        refuse_other_labels(asked, ["yes", "no"], None)
 
 
 def of(place: Path, adapter: Path | None = None) -> dict[str, Any]:
