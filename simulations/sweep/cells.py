@@ -157,8 +157,9 @@ def axis_text(key: str, value: Scalar) -> str:
 def digest(config: RunConfig, kind: Kind) -> str:
     """The SHA-256, shortened, of what decides a cell's outcome in distribution.
 
-    Names and places are left out (of a data file its last two parts stay, of a model's folder the last), so that it is
-    the same on every machine; so are settings at their default, so that it stays the same when a new setting joins.
+    Names and places are left out (of a data file and an adapter the last two parts stay, of a model's folder the last),
+    so that it is the same on every machine; so are settings at their default, so that it stays the same when a new
+    setting joins.
     """
     flat = flatten(config.to_table())
     for key in ("name", "output", "data.cache", "engine.workers", "engine.kind", "privacy.account"):
@@ -166,9 +167,9 @@ def digest(config: RunConfig, kind: Kind) -> str:
     for key in ("data.source", "data.validation-source", "data.test-source"):
         kind_of_file, colon, place = str(flat[key]).partition(":")
         flat[key] = kind_of_file + colon + "/".join(Path(place).parts[-2:])
-    for key in ("model.name", "model.adapter"):
-        place = Path(str(flat[key]))
-        flat[key] = place.name if place.is_absolute() else str(flat[key])
+    for key, parts in (("model.name", 1), ("model.adapter", 2)):
+        path = Path(str(flat[key]))
+        flat[key] = "/".join(path.parts[-parts:]) if path.is_absolute() else str(flat[key])
     default = flatten(RunConfig().to_table())
     own = {_old_name(key): value for key, value in flat.items() if value != default.get(key)}
     text = repr(sorted({**own, "kind": _old_name(kind)}.items()))
