@@ -1,6 +1,6 @@
 """Runs of earlier versions are read, verified and used as before: no file of theirs is rewritten, no number changes.
 
-`tests/cases/older_run` is a finished run of commit ed441b1: one site, four steps, settings under older names (`[silo]`).
+`tests/cases/older_run` is a run of commit ed441b1: one site, four steps, settings with older names (`[silo]`).
 Its checkpoint, log and places of a machine are left out.
 """
 
