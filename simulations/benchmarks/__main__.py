@@ -39,6 +39,7 @@ BENCHMARKS = {
     "planning.agreement": "how well one client's update agrees with the mean, for `lacquer plan`",
     "planning.worth": "what private training adds to public records, of what training without noise adds",
     "planning.synthetic": "what synthetic texts of a private run are worth to train on",
+    "planning.preference": "what clients teach about pairs of E2E sentences, each client protected",
     "planning.validation": "whether what `lacquer plan` predicts is what runs came to",
     "lacquer_small.train": "train the base model lacquer-small",
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",

@@ -16,6 +16,7 @@ from typing import Any
 
 from client.data.columns.labels import NUMBER, count_missing
 from client.data.columns.normal_form import differ_in_case, normal_form
+from client.data.columns.preferences import CHOSEN, PROMPT, REJECTED
 from client.data.columns.tables import SUFFIXES, Columns
 from client.data.sources import read_file
 from client.data.spec import Reading
@@ -134,7 +135,10 @@ def look(path: Path, told: Mapping[str, str] | None = None) -> Looked:
     lists = next((name for name in nested if name.lower() in _LISTS or _are_turns(table.cells(name))), None)
     pair = next(((lower[a], lower[b]) for a, b in _PAIRS if a in lower and b in lower), None)
     task, used = "instruction", set[str]()
-    if "text" not in told and lists:
+    if "text" not in told and {CHOSEN, REJECTED} <= set(names):
+        task, used = "preference", {PROMPT, CHOSEN, REJECTED} & set(names)
+        notes.append(f"{', '.join(name for name in names if name in used)}: pairs of answers, the chosen one preferred")
+    elif "text" not in told and lists:
         choose("text-column", lists, "it holds conversations")
     elif "text" not in told and form:
         used = set(form) & set(names)
@@ -323,7 +327,7 @@ def data_template(found: Looked, base: Path, public: PublicRecords | None = None
     while delta * 10 * max(members, found.clients) > 1:
         delta /= 10
     language = found.task != "classification"
-    model = {"causal-lm": "lacquer-small", "instruction": "smollm2"}.get(found.task, "minilm")
+    model = {"causal-lm": "lacquer-small", "instruction": "smollm2", "preference": "smollm2"}.get(found.task, "minilm")
     lines = [
         f"# Written after a look at {found.path.name}: {found.rows:,} rows, columns {', '.join(found.columns)}.",
         "# What was guessed says why; check it. All settings: lacquer config",

@@ -53,6 +53,11 @@ def test_a_csv_file_with_labels_and_clients(tmp_path: Path) -> None:
     assert table["privacy"]["delta"] == pytest.approx(1e-3)  # type: ignore[index]
 
 
+def test_pairs_of_answers(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"prompt": f"{n}?", "chosen": "Yes.", "rejected": "No."}) + "\n" for n in range(300))
+    assert written(tmp_path, "pairs.jsonl", lines.encode())["model"]["task"] == "preference"  # type: ignore[index]
+
+
 def test_conversations_and_plain_texts(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"prompt": f"What is {n}?", "completion": "A number."}) + "\n" for n in range(300))
     table = written(tmp_path, "chat.jsonl", lines.encode())
