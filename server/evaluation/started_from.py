@@ -94,8 +94,9 @@ def keep_start(config: RunConfig, folder: Path) -> None:
     if own.exists():  # of an attempt that committed to nothing
         shutil.rmtree(own)
     own.mkdir(mode=0o700)
-    for name in () if start is None else (FORM_FILE, WEIGHTS_FILE):
-        shutil.copyfile(start.folder / name, own / name)
+    if start is not None:
+        for name in (FORM_FILE, WEIGHTS_FILE):
+            shutil.copyfile(start.folder / name, own / name)
     keep_lineage(own, ancestors, ledgers)
 
 

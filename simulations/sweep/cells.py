@@ -164,8 +164,8 @@ def digest(config: RunConfig, kind: Kind) -> str:
         kind_of_file, colon, place = str(flat[key]).partition(":")
         flat[key] = kind_of_file + colon + "/".join(Path(place).parts[-2:])
     for key in ("model.name", "model.adapter"):
-        place = Path(str(flat[key]))
-        flat[key] = place.name if place.is_absolute() else str(flat[key])
+        named = Path(str(flat[key]))
+        flat[key] = named.name if named.is_absolute() else str(flat[key])
     default = flatten(RunConfig().to_table())
     text = repr(sorted((key, value) for key, value in {**flat, "kind": kind}.items() if value != default.get(key)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
