@@ -219,18 +219,18 @@ def refuse_unless_for(request: str, node_config: Mapping[str, Any], *others: str
 
     Args:
         request: ``"sum"`` of clipped contributions without noise, ``"drawn"`` where the node draws whose, ``"secure"``
-            sum, ``"silo"`` with noise of its own.
+            sum, ``"site"`` with noise of its own.
         node_config: Flower's.
         others: what the request may be instead, before it is read.
     """
     if request == "sum" and not others and (said := [name for name in OWNER if name in node_config]):
         raise BadMessage(
             f"this node is one client, and is told no commitment that {' and '.join(said)} could be held against: "
-            "protect its records (silo-state), sum in secret (identity), or say how many clients it has (clients)"
+            "protect its records (site-state), sum in secret (identity), or say how many clients it has (clients)"
         )
     for settings, kind, what in (
         (SECURE, "secure", "secure sums"),
-        (TERMS, "silo", "what it protects by itself"),
+        (TERMS, "site", "what it protects by itself"),
         (MANY, "drawn", "sums over clients that it draws itself"),
     ):
         said = [name for name in settings if name in node_config]

@@ -2,12 +2,12 @@
 # other hosts and of backups, done with its own commands.
 
 # --- clients that protect their own patients --------------------------------------------------------------------------------
-inside executor lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 && die "clients with identities answered without secure sums"
-[ "$(logged client-1 'this node answers requests for secure sums only')" -gt 0 ] || { tail -20 "$WORK/silos.log"; die "refused for another reason"; }
+inside executor lacquer deploy /config/test-sites.toml >"$WORK/sites.log" 2>&1 && die "clients with identities answered without secure sums"
+[ "$(logged client-1 'this node answers requests for secure sums only')" -gt 0 ] || { tail -20 "$WORK/sites.log"; die "refused for another reason"; }
 unset LACQUER_NODE_CONFIG
 compose up -d >>"$WORK/up.log" 2>&1
 await 240 "three clients are online without identities" online 3
-inside executor lacquer deploy /config/test-silos.toml >"$WORK/silos.log" 2>&1 || { tail -20 "$WORK/silos.log"; die "no round of silos"; }
+inside executor lacquer deploy /config/test-sites.toml >"$WORK/sites.log" 2>&1 || { tail -20 "$WORK/sites.log"; die "no round of sites"; }
 for i in 1 2 3; do
   inside "client-$i" python - <<'P' || die "client-$i has no ledger of its two steps"
 from privacy.ledger.ledger import Ledger
@@ -15,7 +15,7 @@ with Ledger.open("/silo/ledger.jsonl", read_only=True) as ledger:
     assert ledger.commitment.unit == "group:patient" and len(ledger.charges) == 2, ledger.charges
 P
 done
-inside executor sh -c 'ls /runs/silos-*/ledger.jsonl' >/dev/null 2>&1 && die "the server keeps a ledger for silos"
+inside executor sh -c 'ls /runs/sites-*/ledger.jsonl' >/dev/null 2>&1 && die "the server keeps a ledger for sites"
 say "three sites have trained, each with a ledger of its own"
 
 # --- a new key ----------------------------------------------------------------------------------------------------------------

@@ -91,18 +91,18 @@ def choose() -> tuple[tuple[float, float], list[Box | Arrow]]:
     record = Box(85, 290, ("record level", "unit = record", "clients = 1"), 140, marked=True)
     group = Box(240, 290, ("group level", "unit = group", "clients = 1"), 140, marked=True)
     simulated = Box(395, 290, ("simulation", "partition =", "natural"), 140, marked=True)
-    silos = Box(560, 290, ("cross-silo", "unit = record", "or group"), 140, marked=True)
+    sites = Box(560, 290, ("cross-silo", "unit = record", "or group"), 140, marked=True)
     trust = Box(760, 281, ("Is the server", "trusted?"), 150)
     server = Box(680, 412, ("client level", "trust = server"), 140, marked=True)
     secagg = Box(840, 412, ("secure sums", "trust = secagg"), 140, marked=True)
-    boxes: list[Box | Arrow] = [where, here, there, record, group, simulated, silos, trust, server, secagg]
+    boxes: list[Box | Arrow] = [where, here, there, record, group, simulated, sites, trust, server, secagg]
     arrows: list[Box | Arrow] = [
         down(where, here),
         down(where, there),
         down(here, record, "a row"),
         down(here, group, "a person"),
         down(here, simulated, "a client"),
-        down(there, silos, "their people"),
+        down(there, sites, "their people"),
         down(there, trust, "each party"),
         down(trust, server, "yes"),
         down(trust, secagg, "no"),

@@ -31,10 +31,10 @@ from server.runs.assembly import Assembly, adapter_of, data_spec, make_assembly,
 from server.runs.commitment import commit_clients, commit_records
 from server.runs.phases import PhasesRun
 from server.runs.record_level_assembly import (
-    CrossSiloAssembly,
     RecordLevelAssembly,
-    assemble_cross_silo,
+    SitesAssembly,
     assemble_record_level,
+    assemble_sites,
     record_level_settings,
 )
 from simulations.engines.cluster.head import cluster_nodes
@@ -111,7 +111,7 @@ def check_and_rehearse(config: RunConfig) -> Checked:
     from simulations.engines.rehearsal import rehearse
 
     if config.is_single_site:
-        ready = _ready_silo(config)
+        ready = _ready_site(config)
         data = ready.data
         checked = Checked(config, _noise_of(ready).to_json(), (), "", facts_of(data), data.meta["source"], ready)
     else:
@@ -146,9 +146,9 @@ def check(config: RunConfig) -> Checked:
             look(config)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    if config.cross_silo:
+    if config.several_sites:
         with collected():
-            ready = check_silos(config)
+            ready = check_sites(config)
     else:
         with collected():
             noise = check_noise(config)
@@ -218,26 +218,26 @@ def check_adapter(config: RunConfig, labels: int = 2) -> None:
     adapter_of(config, methods(config), labels)  # how many labels there are changes a size, no name
 
 
-def check_silos(config: RunConfig) -> CrossSiloAssembly:
-    """Check a cross-silo run; each site calibrates for its own records when it first takes part.
+def check_sites(config: RunConfig) -> SitesAssembly:
+    """Check a run over sites; each site calibrates for its own records when it first takes part.
 
     Raises:
         ConfigError, ValueError: naming the setting.
     """
     check_model(config)
-    return assemble_cross_silo(config)
+    return assemble_sites(config)
 
 
-def check_silo(config: RunConfig) -> Calibrated:
+def check_site(config: RunConfig) -> Calibrated:
     """Check all of a run at one site that can be checked without sampling: data, model, methods, budget.
 
     Raises:
         ConfigError, ValueError: naming the setting.
     """
-    return _noise_of(_ready_silo(config))
+    return _noise_of(_ready_site(config))
 
 
-def _ready_silo(config: RunConfig) -> RecordLevelAssembly:
+def _ready_site(config: RunConfig) -> RecordLevelAssembly:
     methods(config)
     check_sources(config)
     check_model(config)
@@ -262,20 +262,20 @@ def check_cells(cells: list[Cell]) -> dict[str, Checked]:
 
     def check_cell(cell: Cell) -> None:
         config = cell.config
-        sites = cell.kind == "run" and config.cross_silo
+        sites = cell.kind == "run" and config.several_sites
         noise = repr((config.privacy, config.strategy, config.rounds, config.clients, config.sampling_rate))
-        if cell.kind == "silo":  # its noise depends on how many units there are, and on what is trained
-            noise = repr((noise, config.silo, config.data, config.model))
+        if cell.kind == "site":  # its noise depends on how many units there are, and on what is trained
+            noise = repr((noise, config.site, config.data, config.model))
         if cell.kind == "public-only":
             check_public_only(config)
             check_data(config)
             check_adapter_once(config)
             checked[cell.key] = Checked(config)  # no client takes part, so nobody's records cost anything
         elif sites:  # every site calibrates for its own records
-            checked[cell.key] = Checked(config, source=check_silos(config).data.meta["source"])
-        elif cell.kind == "silo":
+            checked[cell.key] = Checked(config, source=check_sites(config).data.meta["source"])
+        elif cell.kind == "site":
             if noise not in calibrated:
-                ready = _ready_silo(config)
+                ready = _ready_site(config)
                 calibrated[noise] = _noise_of(ready).to_json(), ready.data.meta["source"]
             checked[cell.key] = Checked(config, calibrated[noise][0], source=calibrated[noise][1])
         else:
@@ -347,22 +347,22 @@ def check_candidates(cells: list[Cell], tries: Tries) -> tuple[TuningPlan, dict[
     noise_of = _calibrating(cells)
     plan = plan_tuning(cells, tries, noise_of)
     for cell in cells:  # with that much noise, too, a controller must be able to work; over clients it was looked at
-        if cell.kind == "silo":
-            check_silo(_at(cell.config, plan.alone))
+        if cell.kind == "site":
+            check_site(_at(cell.config, plan.alone))
     return plan, single, noise_of
 
 
 def _calibrating(cells: Sequence[Cell]) -> NoiseOf:
     """Make what calibrates cells that have passed their checks, for any epsilon; equal noise is searched once."""
-    sites = [cell.config for cell in cells if cell.kind == "silo"]  # of one data set, so of as many units
+    sites = [cell.config for cell in cells if cell.kind == "site"]  # of one data set, so of as many units
     units = len(assemble_record_level(sites[0]).index) if sites else 0
     known: dict[str, Calibrated] = {}
 
     def noise_of(cell: Cell, epsilon: float) -> Calibrated:
         config = _at(cell.config, epsilon)
-        key = repr((cell.kind, config.privacy, config.strategy, config.rounds, config.sampling_rate, config.silo))
+        key = repr((cell.kind, config.privacy, config.strategy, config.rounds, config.sampling_rate, config.site))
         if key not in known:
-            if cell.kind == "silo":
+            if cell.kind == "site":
                 known[key] = commit_records(config, record_level_settings(config, config.rounds), units)
             else:
                 known[key] = check_noise(config)

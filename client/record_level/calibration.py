@@ -12,16 +12,16 @@ from strategies.plugins import build
 from strategies.published.raw_rows import RawRule
 
 
-def controller_of(silo: RecordLevelSettings) -> Controller[Any]:
+def controller_of(site: RecordLevelSettings) -> Controller[Any]:
     """Build the controller of the settings; ValueError naming what is wrong with its name or options."""
-    controller: Controller[Any] = build("strategy.controller", CONTROLLERS, silo.controller, silo.controller_options)
-    if isinstance(controller, RawRule) and silo.not_private is None:
-        raise ValueError(f"strategy.controller = {silo.controller!r}: {controller.refusal()}")
+    controller: Controller[Any] = build("strategy.controller", CONTROLLERS, site.controller, site.controller_options)
+    if isinstance(controller, RawRule) and site.not_private is None:
+        raise ValueError(f"strategy.controller = {site.controller!r}: {controller.refusal()}")
     return controller
 
 
 def commit(
-    silo: RecordLevelSettings, population: int, extra: Sequence[FloorStep] = (), *, records: int = 0
+    site: RecordLevelSettings, population: int, extra: Sequence[FloorStep] = (), *, records: int = 0
 ) -> Calibrated:
     """Calibrate for so many units, with what else the target must pay for.
 
@@ -31,20 +31,20 @@ def commit(
     Raises:
         ValueError: no noise keeps the target, or there are fewer units (records) than a batch expects.
     """
-    controller = controller_of(silo)
-    if isinstance(controller, RawRule) and silo.sampling_level == "example":
+    controller = controller_of(site)
+    if isinstance(controller, RawRule) and site.sampling_level == "example":
         raise ValueError(
-            f"strategy.controller = {silo.controller!r} is shown the rows of units; set silo.sampling-level = 'user'"
+            f"strategy.controller = {site.controller!r} is shown the rows of units; set site.sampling-level = 'user'"
         )
     found = calibrate(
         controller,
-        silo.sampling(population, records),
-        silo.steps,
-        epsilon=silo.epsilon,
-        delta=silo.delta,
-        mode=silo.mode,
+        site.sampling(population, records),
+        site.steps,
+        epsilon=site.epsilon,
+        delta=site.delta,
+        mode=site.mode,
         extra=extra,
-        not_private=silo.not_private,
+        not_private=site.not_private,
     )
     if isinstance(controller, RawRule):
         return found._replace(commitment=controller.commit_noise(found.commitment))

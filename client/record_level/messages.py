@@ -26,12 +26,12 @@ from strategies.messages.records import (
     vector,
 )
 
-ACTION = "silo"
-"""Of Flower's message type: ``train.silo``."""
+ACTION = "site"
+"""Of Flower's message type: ``train.site``."""
 
 
 @dataclass(frozen=True)
-class SiloRequest:
+class SiteRequest:
     """Server to site: take so many private steps from this adapter.
 
     Attributes:
@@ -39,7 +39,7 @@ class SiloRequest:
         adapter: float32 ``[size]``, the full adapter vector.
         steps: private steps to take, at most.
         client: number of the site in a simulation's data.
-        silo: the settings its ledger is committed to; the same in every round.
+        site: the settings its ledger is committed to; the same in every round.
         state: where a simulation keeps the sites' ledgers; a deployed site has a folder of its own.
         residual: float32, what the base's weights are moved by, see :mod:`strategies.adapter.residual`; None: nothing.
         texts: public ones, in coefficients of whose gradients the one step is to be released; None: as an update.
@@ -49,7 +49,7 @@ class SiloRequest:
     adapter: np.ndarray
     steps: int
     client: int
-    silo: RecordLevelSettings
+    site: RecordLevelSettings
     job: str
     state: str
     residual: np.ndarray | None = None
@@ -60,7 +60,7 @@ class SiloRequest:
             "round": self.round,
             "steps": self.steps,
             "client": self.client,
-            "silo": self.silo.to_json(),
+            "site": self.site.to_json(),
             "job": self.job,
             "state": self.state,
         }
@@ -71,11 +71,11 @@ class SiloRequest:
         return RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord(config)})
 
     @staticmethod
-    def from_records(records: RecordDict) -> "SiloRequest":
+    def from_records(records: RecordDict) -> "SiteRequest":
         """Read a request from Flower's records; BadMessage for anything else."""
         config = config_of(records)
         try:
-            silo = RecordLevelSettings.from_json(read_setting(config, "silo", str))
+            site = RecordLevelSettings.from_json(read_setting(config, "site", str))
         except ValueError as error:
             raise BadMessage(f"site cannot be read: {error}") from None
         numbers = {name: read_setting(config, name, int) for name in ("round", "steps", "client")}
@@ -85,10 +85,10 @@ class SiloRequest:
         if texts is not None and numbers["steps"] != 1:
             raise BadMessage("coefficients are of one step: steps must be 1")
         adapter = vector(records, "adapter", "float32")
-        return SiloRequest(
+        return SiteRequest(
             **numbers,
             adapter=adapter,
-            silo=silo,
+            site=site,
             job=read_setting(config, "job", str),
             state=read_setting(config, "state", str),
             residual=residual_of(records),
@@ -107,7 +107,7 @@ def _texts_of(records: RecordDict) -> Records | None:
 
 
 @dataclass(frozen=True)
-class SiloReply:
+class SiteReply:
     """The reply of a site to the server. Everything in it is released by the site's mechanism, or public.
 
     Attributes:
@@ -141,7 +141,7 @@ class SiloReply:
         return RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
 
     @staticmethod
-    def from_records(records: RecordDict, round: int, size: int, steps: int) -> "SiloReply":
+    def from_records(records: RecordDict, round: int, size: int, steps: int) -> "SiteReply":
         """Read a reply and check it against what was asked; BadMessage in words that repeat nothing of the sender's but
         its refusal.
 
@@ -164,4 +164,4 @@ class SiloReply:
             raise BadMessage("update must be finite")
         epsilon, population = read_setting(config, "epsilon", float), read_setting(config, "population", int)
         noise = read_setting(config, "noise-multiplier", float)
-        return SiloReply(round, update, taken, refused, epsilon, population, noise)
+        return SiteReply(round, update, taken, refused, epsilon, population, noise)

@@ -1,4 +1,4 @@
-"""A site's part in a cross-silo run: some private steps of its own from the global adapter, or a refusal.
+"""A site's part in a run over sites: some private steps of its own from the global adapter, or a refusal.
 
 Guarantee: every site's records (or groups of them) are protected by the site's own ledger over all rounds, against
 everybody, the server and the other sites included; the server adds nothing and needs no trust. A site that has spent
@@ -27,10 +27,10 @@ from client.engine.engine import Engine
 from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.node_state.owner import Owner
 from client.record_level.dp_sgd import PrivateSgd
-from client.record_level.messages import SiloReply, SiloRequest
+from client.record_level.messages import SiteReply, SiteRequest
 from client.record_level.public_subspace import PublicSpan, in_public_span
 from client.record_level.settings import RecordLevelSettings
-from client.record_level.state import OtherSilo, commit_reading, silo_state
+from client.record_level.state import OtherSite, commit_reading, site_state
 from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from client.worker import Job, warm_worker
@@ -79,43 +79,43 @@ class OperatorLimits:
         methods = tuple(str(node_config.get("methods", "")).split())
         return OperatorLimits(limits["epsilon-limit"], limits["delta-limit"], unit, methods)
 
-    def refusal(self, silo: RecordLevelSettings) -> str:
+    def refusal(self, site: RecordLevelSettings) -> str:
         """Explain to the server why this guarantee is not given; empty if it is."""
-        if silo.not_private:
-            return f"this site trains under a guarantee only; this has none: {silo.not_private}"
-        if silo.epsilon > self.epsilon:
+        if site.not_private:
+            return f"this site trains under a guarantee only; this has none: {site.not_private}"
+        if site.epsilon > self.epsilon:
             return f"this site guarantees an epsilon of at most {self.epsilon:g}"
-        if silo.delta > self.delta:
+        if site.delta > self.delta:
             return f"this site guarantees a delta of at most {self.delta:g}"
-        if self.unit and silo.unit != self.unit:
-            return f"this site protects {self.unit}, not {silo.unit}"
-        for method in (silo.controller, silo.optimizer, silo.aggregation):
+        if self.unit and site.unit != self.unit:
+            return f"this site protects {self.unit}, not {site.unit}"
+        for method in (site.controller, site.optimizer, site.aggregation):
             if ":" in method and method not in self.methods:
                 return "this site runs the methods of the package, and others only if its operator names them (methods)"
         return ""
 
 
 def take_part(
-    request: SiloRequest, records: Records, engine: Engine, folder: Path, account: At | None = None
-) -> SiloReply:
+    request: SiteRequest, records: Records, engine: Engine, folder: Path, account: At | None = None
+) -> SiteReply:
     """The private steps of one site in one round.
 
     Args:
         folder: the site's own, see :mod:`client.record_level.state`.
         account: of its records, see there.
     """
-    silo = request.silo
+    site = request.site
     if not len(records):
         return _refusal(request, "this site has no records")
-    index = UnitIndex.of(records, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
-    if silo.sampling_level != "user":
-        return _refusal(request, "this site draws whole units; ask with silo.sampling-level = 'user'")
-    if silo.batch_size > len(index):
-        return _refusal(request, f"this site has fewer than {silo.batch_size} units")
+    index = UnitIndex.of(records, grouped=site.unit != "record", most=site.records_per_unit, seed=site.seed)
+    if site.sampling_level != "user":
+        return _refusal(request, "this site draws whole units; ask with site.sampling-level = 'user'")
+    if site.batch_size > len(index):
+        return _refusal(request, f"this site has fewer than {site.batch_size} units")
     engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
     try:
-        with silo_state(folder, silo, index, account) as state:
-            training = private_training(silo, engine, index, state.ledger, state.multipliers, state.sampler)
+        with site_state(folder, site, index, account) as state:
+            training = private_training(site, engine, index, state.ledger, state.multipliers, state.sampler)
             if request.texts is not None:
                 training = in_public_span(training, PublicSpan(engine, request.texts, "coefficients"))
             adapter = torch.from_numpy(request.adapter.copy())
@@ -131,12 +131,12 @@ def take_part(
             state.take_from(training)
             taken, guaranteed = state.steps - before, state.ledger.epsilon_guaranteed()
             update = _sent(training, adapter, coefficients=request.texts is not None) if taken else _NOTHING
-    except OtherSilo as error:
+    except OtherSite as error:
         return _refusal(request, str(error))
     except AccountRefused as error:
         log.error("%s", error)
         return _refusal(request, "the account of this site's records does not pay for that; its own log says what fits")
-    return SiloReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
+    return SiteReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
 
 
 _NOTHING = np.empty(0, np.float32)
@@ -152,16 +152,16 @@ def _sent(training: PrivateSgd, before: torch.Tensor, *, coefficients: bool) -> 
     return (release.encoded / release.expected_units).to(torch.float32).numpy()
 
 
-def _refusal(request: SiloRequest, reason: str) -> SiloReply:
-    return SiloReply(request.round, _NOTHING, 0, reason, math.inf, 0)
+def _refusal(request: SiteRequest, reason: str) -> SiteReply:
+    return SiteReply(request.round, _NOTHING, 0, reason, math.inf, 0)
 
 
 def answer(message: Message, context: Context) -> Message:
-    """The handler of ``train.silo``: a worker's simulated site, or the node's own records."""
+    """The handler of ``train.site``: a worker's simulated site, or the node's own records."""
     node = Node.of(context.node_config)
     with kept_here(node):
-        refuse_unless_for("silo", context.node_config)
-        request = SiloRequest.from_records(message.content)
+        refuse_unless_for("site", context.node_config)
+        request = SiteRequest.from_records(message.content)
         if node is None:
             worker, folder, account = warm_worker(request.job), Path(request.state) / str(request.client), None
         else:
@@ -174,22 +174,22 @@ def answer(message: Message, context: Context) -> Message:
         return Message(reply.to_records(), reply_to=message)
 
 
-def _not_allowed(request: SiloRequest, owner: Owner) -> str:
-    job, silo = Job.from_json(request.job), request.silo
-    return owner.refusal(epsilon=silo.epsilon, releases=silo.steps, task=job.task, model=job.model, others=None)
+def _not_allowed(request: SiteRequest, owner: Owner) -> str:
+    job, site = Job.from_json(request.job), request.site
+    return owner.refusal(epsilon=site.epsilon, releases=site.steps, task=job.task, model=job.model, others=None)
 
 
-def refused_unread(request: SiloRequest, limits: OperatorLimits, folder: Path) -> str:
+def refused_unread(request: SiteRequest, limits: OperatorLimits, folder: Path) -> str:
     """Explain why a deployed site takes no part, as far as that is known without its records; empty if it may."""
-    silo, reading = request.silo, Job.from_json(request.job).reading
-    if reason := limits.refusal(silo):
+    site, reading = request.site, Job.from_json(request.job).reading
+    if reason := limits.refusal(site):
         return reason
     column = reading.unit_column if reading else ""
-    if silo.unit not in ("record", f"group:{column}"):
-        return f"a guarantee for {silo.unit} is asked for, but records would be grouped by {column!r}"
+    if site.unit not in ("record", f"group:{column}"):
+        return f"a guarantee for {site.unit} is asked for, but records would be grouped by {column!r}"
     try:
-        commit_reading(folder, reading, silo.unit)
-    except OtherSilo as error:
+        commit_reading(folder, reading, site.unit)
+    except OtherSite as error:
         return str(error)
     return ""
 
@@ -198,6 +198,7 @@ def state_folder(node_config: Mapping[str, Any]) -> Path:
     """The folder in which a deployed site keeps its ledger; BadMessage if its operator has not said, for nothing may be
     lost.
     """
-    if "silo-state" not in node_config:
-        raise BadMessage("this node has no folder for its ledger; name one in its settings (silo-state)")
-    return Path(str(node_config["silo-state"])).expanduser()
+    folder = node_config.get("site-state", node_config.get("silo-state"))  # the name in older settings
+    if folder is None:
+        raise BadMessage("this node has no folder for its ledger; name one in its settings (site-state)")
+    return Path(str(folder)).expanduser()

@@ -90,7 +90,7 @@ class MethodSettings(Table):
 
 
 class StepSettings(Table):
-    """The size and length of private steps: the ``[silo]`` table.
+    """The size and length of private steps: the ``[site]`` table.
 
     Attributes:
         sampling_level: what a batch draws where groups are protected: ``user`` draws whole units, each of which brings

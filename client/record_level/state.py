@@ -3,7 +3,7 @@ state.
 
     ledger.jsonl    what was committed to at the first participation, and every charge since; nothing can make it forget
     sampling.key    the secret that draws batches
-    silo.json       the settings it was committed to, the calibrated noise, the ledger's head as it was when a round was
+    site.json       the settings it was committed to, the calibrated noise, the ledger's head as it was when a round was
                     last answered, and the controller's state (+ .safetensors)
     reading.json    of a deployed site: how its records are read, and what of them is one unit
 
@@ -42,12 +42,12 @@ READING = "reading.json"
 """In the folder of a site, which outlives runs; a run's folder has its own (:mod:`server.run_folder.names`)."""
 
 
-class OtherSilo(ValueError):
+class OtherSite(ValueError):
     """The folder's ledger was committed to other settings or other data; the message can be told to the server."""
 
 
 @dataclass(frozen=True)
-class SiloState:
+class SiteState:
     """The open folder of a site's state."""
 
     folder: Path
@@ -85,9 +85,9 @@ class SiloState:
 
 
 @contextmanager
-def silo_state(
-    folder: Path, silo: RecordLevelSettings, index: UnitIndex, account: At | None = None
-) -> Iterator[SiloState]:
+def site_state(
+    folder: Path, site: RecordLevelSettings, index: UnitIndex, account: At | None = None
+) -> Iterator[SiteState]:
     """The folder of a site, held by this process; made, and its ledger committed, at the first participation.
 
     Args:
@@ -95,19 +95,19 @@ def silo_state(
 
     Raises:
         AccountRefused: the account does not pay.
-        OtherSilo: it is committed to other settings, or the number of its units has changed since.
+        OtherSite: it is committed to other settings, or the number of its units has changed since.
         ValueError: no noise keeps the target.
         CorruptRun: ledger, secret or state is missing, not whole, or older than what was seen before.
         BlockingIOError: another process holds the ledger.
     """
-    mine = {"silo": json.loads(silo.to_json()), "population": len(index)}
+    mine = {"silo": json.loads(site.to_json()), "population": len(index)}
     multipliers: tuple[float, ...]
     if _begun(folder):
         document = _state(folder)
         ledger = Ledger.open(folder / LEDGER, document[HEAD] or None)
         debited_ledger(ledger, lambda: ledger, account, ledger.commitment)
     else:
-        commitment, multipliers = commit(silo, len(index))
+        commitment, multipliers = commit(site, len(index))
         durable.new_folder(folder)
         _write(folder / STATE, {**mine, "multipliers": list(multipliers), "controller": None, HEAD: None})
         CohortSampler.create().save(folder / SECRET)
@@ -126,9 +126,9 @@ def silo_state(
         if kept != mine:
             changed = [name for name in kept["silo"] if kept["silo"][name] != mine["silo"].get(name)]
             changed += ["number of units"] if kept["population"] != mine["population"] else []
-            raise OtherSilo(f"this site's ledger is committed to other settings ({', '.join(changed)})")
-        sampler = CohortSampler.insecure_from_seed(silo.seed) if silo.seeded else secret
-        yield SiloState(folder, ledger, sampler, multipliers)
+            raise OtherSite(f"this site's ledger is committed to other settings ({', '.join(changed)})")
+        sampler = CohortSampler.insecure_from_seed(site.seed) if site.seeded else secret
+        yield SiteState(folder, ledger, sampler, multipliers)
 
 
 def site_ledger(folder: Path) -> Ledger:
@@ -184,7 +184,7 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
     ``least-words`` or the unit would learn from what a site refuses how many units have this or that.
 
     Raises:
-        OtherSilo: another reading than the first.
+        OtherSite: another reading than the first.
         CorruptRun: the file holds none.
     """
     path = folder / READING
@@ -202,7 +202,7 @@ def commit_reading(folder: Path, reading: ReadSettings | None, unit: str) -> Non
         raise CorruptRun(f"{path} must hold a JSON object, how this site's records are read; restore it")
     if first != mine:
         changed = sorted(name for name in first.keys() | mine.keys() if first.get(name) != mine.get(name))
-        raise OtherSilo(
+        raise OtherSite(
             f"this site's records are read as in its first request; {', '.join(changed)} changed. Only its "
             f"operator can allow another reading, by removing {READING} from its folder"
         )

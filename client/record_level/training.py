@@ -34,7 +34,7 @@ class UnsoundSgd(ShownRaw, PrivateSgd):
 
 
 def info_of(
-    silo: RecordLevelSettings,
+    site: RecordLevelSettings,
     population: int,
     layout: AdapterLayout,
     multipliers: tuple[float, ...],
@@ -43,12 +43,12 @@ def info_of(
     records: int = 0,
 ) -> RunInfo:
     """The facts that the controller is told; public. ``records`` as of :meth:`RecordLevelSettings.sampling`."""
-    adapters, sampling = Adapters(layout.rank, population, silo.seed), silo.sampling(population, records)
-    return run_info(_aggregation(silo), adapters, layout, silo.steps, sampling, multipliers, order)
+    adapters, sampling = Adapters(layout.rank, population, site.seed), site.sampling(population, records)
+    return run_info(_aggregation(site), adapters, layout, site.steps, sampling, multipliers, order)
 
 
 def private_training(
-    silo: RecordLevelSettings,
+    site: RecordLevelSettings,
     engine: GradientEngine,
     index: UnitIndex,
     ledger: Ledger,
@@ -61,20 +61,20 @@ def private_training(
         ledger: created from :func:`client.record_level.calibration.commit`, or reopened.
         multipliers: of :func:`client.record_level.calibration.commit`.
     """
-    controller, aggregation = controller_of(silo), _aggregation(silo)
+    controller, aggregation = controller_of(site), _aggregation(site)
     layout, population = engine.layout, len(index)
-    info = info_of(silo, population, layout, multipliers, ledger.commitment.order, records=index.kept)
-    rows = index.cap_units() if silo.sampling_level == "example" else index
-    optimizer = build("strategy.optimizer", OPTIMIZERS, silo.optimizer, silo.optimizer_options)
-    noise = noise_of(silo)
+    info = info_of(site, population, layout, multipliers, ledger.commitment.order, records=index.kept)
+    rows = index.cap_units() if site.sampling_level == "example" else index
+    optimizer = build("strategy.optimizer", OPTIMIZERS, site.optimizer, site.optimizer_options)
+    noise = noise_of(site)
     kind = UnsoundSgd if isinstance(controller, RawRule) else PrivateSgd
     return kind(
-        gradients=UnitGradients(engine, rows, silo.combine),
-        planner=Planner(controller, info, aggregation, Adapters(layout.rank, population, silo.seed)),
-        server=ServerUpdate(optimizer, aggregation, layout, silo.served_average, noise),
+        gradients=UnitGradients(engine, rows, site.combine),
+        planner=Planner(controller, info, aggregation, Adapters(layout.rank, population, site.seed)),
+        server=ServerUpdate(optimizer, aggregation, layout, site.served_average, noise),
         ledger=ledger,
         sampler=sampler,
-        schedule=silo.learning_rates,
+        schedule=site.learning_rates,
     )
 
 
@@ -101,7 +101,7 @@ def record_level_engine(job: Job, gradients: str) -> "Engine | OpacusEngine":
 
 
 def noise_of(target: PrivacyTarget) -> Noise:
-    """The noise that the settings of a silo, or of a run, name."""
+    """The noise that the settings of a site, or of a run, name."""
     match target.noise:
         case "discrete":
             return DiscreteGaussianNoise()
@@ -111,11 +111,11 @@ def noise_of(target: PrivacyTarget) -> Noise:
             return GaussianNoise()
 
 
-def _aggregation(silo: RecordLevelSettings) -> Any:
-    aggregation = build("strategy.aggregation", AGGREGATIONS, silo.aggregation, silo.aggregation_options)
+def _aggregation(site: RecordLevelSettings) -> Any:
+    aggregation = build("strategy.aggregation", AGGREGATIONS, site.aggregation, site.aggregation_options)
     if aggregation.individual:
         raise ValueError(
-            f"strategy.aggregation = {silo.aggregation!r}: combines several sites, and this is one; "
+            f"strategy.aggregation = {site.aggregation!r}: combines several sites, and this is one; "
             "take plain, ffa, rolora, fedsvd or dp-dylora"
         )
     return aggregation

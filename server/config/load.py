@@ -16,6 +16,9 @@ from pydantic import BaseModel, ValidationError
 from client.settings import Options, explain, kebab
 from server.config.schema import RunConfig
 
+OLD_NAMES = {"silo": "site"}
+"""Tables of older files, which are still read, and what they are called now."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be run; the message holds one line for every wrong key."""
@@ -76,7 +79,7 @@ def parse(table: Mapping[str, Any]) -> RunConfig:
         ConfigError: naming every wrong key with its value, the limit and, for unknown keys, the nearest known one.
     """
     try:
-        return RunConfig.model_validate(table, by_alias=True, by_name=False)
+        return RunConfig.model_validate(with_new_names(table), by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
@@ -90,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return with_new_names(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
@@ -106,7 +109,20 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
 
 def with_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a nested table in which the settings of dotted keys take the place of its own."""
-    return _with(table, unflatten(overrides))
+    return _with(with_new_names(table), with_new_names(unflatten(overrides)))
+
+
+def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the tables of older settings, nested or with dotted keys, as they are named now.
+
+    Raises:
+        ConfigError: a table under both names.
+    """
+    heads = {name.partition(".")[0] for name in settings}
+    if both := [old for old, new in OLD_NAMES.items() if old in heads and new in heads]:
+        raise ConfigError(f"[{both[0]}] is an older name of [{OLD_NAMES[both[0]]}], and both are given; keep one")
+    parts = ((name.partition("."), value) for name, value in settings.items())
+    return {f"{OLD_NAMES.get(head, head)}{dot}{rest}": value for (head, dot, rest), value in parts}
 
 
 def _with(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

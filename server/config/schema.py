@@ -15,7 +15,7 @@ from client.engine.local_training import LocalTraining
 from client.record_level.settings import MethodSettings
 from client.settings import Count, CountOrAuto, Rate, Table
 from privacy.events import MOST_RECORDS_PER_UNIT, NoiseShares
-from server.config.tables import Audit, Engine, Evaluation, Model, Privacy, Public, Silo, Simulation
+from server.config.tables import Audit, Engine, Evaluation, Model, Privacy, Public, Simulation, Site
 
 
 class RunConfig(Table):
@@ -43,7 +43,7 @@ class RunConfig(Table):
     data: DataSettings = DataSettings()
     public: Public = Public()
     local: LocalTraining = LocalTraining()
-    silo: Silo = Silo()
+    site: Site = Site()
     engine: Engine = Engine()
     simulation: Simulation = Simulation()
     evaluation: Evaluation = Evaluation()
@@ -84,8 +84,8 @@ class RunConfig(Table):
         wrong += self._wrong_of_columns()
         wrong += self._wrong_of_nodes() if self.data.nodes else []
         wrong += self._wrong_of_canaries() if self.audit.canaries else []
-        wrong += self._wrong_of_silo() if self.privacy.unit != "client" else []
-        wrong += self._wrong_of_examples() if self.silo.sampling_level == "example" else []
+        wrong += self._wrong_of_site() if self.privacy.unit != "client" else []
+        wrong += self._wrong_of_examples() if self.site.sampling_level == "example" else []
         if self.expected_cohort < 1:
             wrong.append(
                 f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
@@ -94,7 +94,7 @@ class RunConfig(Table):
         wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
         wrong += self._wrong_of_correlation()
         wrong += self._wrong_of_evaluation()
-        if self.privacy.account and self.cross_silo:
+        if self.privacy.account and self.several_sites:
             wrong.append(
                 f"privacy.account = {self.privacy.account!r} must be empty where sites protect their own records: each "
                 "names an account in the settings of its node (account)"
@@ -165,7 +165,7 @@ class RunConfig(Table):
         count, wrong = self.audit.canaries, []
         for where, why in (
             (self.is_deployed, "data.held-by = 'nodes': every node brings its own update"),
-            (self.cross_silo, "several sites with ledgers of their own: audit one site's run (clients = 1)"),
+            (self.several_sites, "several sites with ledgers of their own: audit one site's run (clients = 1)"),
             (self.privacy.trust == "secagg", "privacy.trust = 'secagg': clients make the noise, and none is made up"),
             (self.privacy.noise_correlation != "none", "correlated noise: its releases are not independent"),
         ):
@@ -245,7 +245,7 @@ class RunConfig(Table):
     def _wrong_of_evaluation(self) -> list[str]:
         """List the settings under which no held-out client could answer, or no round be chosen."""
         asked, wrong = self.evaluation, []
-        if self.cross_silo and (asked.keep != "last" or asked.patience):
+        if self.several_sites and (asked.keep != "last" or asked.patience):
             wrong.append(
                 f"evaluation.keep = {asked.keep!r}, evaluation.patience = {asked.patience}: several sites with ledgers "
                 "of their own end with the last round; take 'last' and 0"
@@ -304,7 +304,7 @@ class RunConfig(Table):
         """Whether clients are nodes with records of their own."""
         return self.data.held_by == "nodes"
 
-    def _wrong_of_silo(self) -> list[str]:
+    def _wrong_of_site(self) -> list[str]:
         wrong = []
         generated = self.data.source == "notes" and not self.is_deployed  # nodes have records of their own
         if self.privacy.unit == "group" and not (self.data.unit_column or generated):
@@ -316,25 +316,25 @@ class RunConfig(Table):
             )
         if self.privacy.trust != "server":
             wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where sites add their own noise")
-        if self.is_single_site and self.silo.steps != 1:
-            wrong.append(f"silo.steps = {self.silo.steps} must be 1 for one site, whose rounds are its steps")
-        if self.silo.gradients == "opacus" and self.model.task == "preference":
+        if self.is_single_site and self.site.steps != 1:
+            wrong.append(f"site.steps = {self.site.steps} must be 1 for one site, whose rounds are its steps")
+        if self.site.gradients == "opacus" and self.model.task == "preference":
             wrong.append(
-                "silo.gradients = 'opacus' must be 'stacked' with model.task = 'preference': it knows no pairs"
+                "site.gradients = 'opacus' must be 'stacked' with model.task = 'preference': it knows no pairs"
             )
-        if self.is_single_site and self.silo.gradients == "opacus" and self.engine.checkpoint_blocks:
+        if self.is_single_site and self.site.gradients == "opacus" and self.engine.checkpoint_blocks:
             wrong.append(
-                "engine.checkpoint-blocks = true needs silo.gradients = 'stacked': Opacus keeps every activation"
+                "engine.checkpoint-blocks = true needs site.gradients = 'stacked': Opacus keeps every activation"
             )
-        return wrong + (self._wrong_of_span() if self.silo.span.method else [])
+        return wrong + (self._wrong_of_span() if self.site.span.method else [])
 
     def _wrong_of_span(self) -> list[str]:
-        span, wrong = self.silo.span, []
+        span, wrong = self.site.span, []
         if span.samples % span.variants:
-            wrong.append(f"silo.span.samples = {span.samples} must be a multiple of variants = {span.variants}")
+            wrong.append(f"site.span.samples = {span.samples} must be a multiple of variants = {span.variants}")
         if span.method != "coefficients" and span.directions > span.samples:
             wrong.append(
-                f"silo.span.directions = {span.directions} must be at most silo.span.samples = {span.samples}: "
+                f"site.span.directions = {span.directions} must be at most site.span.samples = {span.samples}: "
                 "they are directions of the texts' gradients"
             )
         return wrong
@@ -344,18 +344,18 @@ class RunConfig(Table):
         wrong = []
         for key, value, right, why in (
             ("privacy.unit", self.privacy.unit, self.privacy.unit == "group", "'group': records are drawn of groups"),
-            ("clients", self.clients, self.clients == 1, "1: sites of a cross-silo run draw whole units"),
+            ("clients", self.clients, self.clients == 1, "1: sites of a run over sites draw whole units"),
             ("privacy.mode", self.privacy.mode, self.privacy.mode == "floor", "'floor': no filter accounts it"),
             (
-                "silo.records-per-unit",
-                self.silo.records_per_unit,
-                1 <= self.silo.records_per_unit <= MOST_RECORDS_PER_UNIT,
+                "site.records-per-unit",
+                self.site.records_per_unit,
+                1 <= self.site.records_per_unit <= MOST_RECORDS_PER_UNIT,
                 f"in 1..{MOST_RECORDS_PER_UNIT}: it is what the noise of a unit is for",
             ),
             ("audit.canaries", self.audit.canaries, not self.audit.canaries, "0: canaries take the places of units"),
         ):
             if not right:
-                wrong.append(f"{key} = {value!r} with silo.sampling-level = 'example' must be {why}")
+                wrong.append(f"{key} = {value!r} with site.sampling-level = 'example' must be {why}")
         return wrong
 
     @property
@@ -364,7 +364,7 @@ class RunConfig(Table):
         return self.privacy.unit != "client" and self.clients == 1
 
     @property
-    def cross_silo(self) -> bool:
+    def several_sites(self) -> bool:
         """Whether several sites train, each of which protects its own records."""
         return self.privacy.unit != "client" and self.clients > 1
 
@@ -381,7 +381,7 @@ class RunConfig(Table):
         """The plural of what a cohort is made of: clients, sites, or what one site's batch draws."""
         if self.privacy.unit == "client":
             return "clients"
-        if self.is_single_site and self.silo.sampling_level == "example":
+        if self.is_single_site and self.site.sampling_level == "example":
             return "records"
         return f"{self.unit.removeprefix('group:')}s" if self.is_single_site else "sites"
 

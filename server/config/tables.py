@@ -3,7 +3,7 @@
 A table stands where it is used. ``[data]`` is :class:`client.data.spec.DataSettings`, ``[local]`` is
 :class:`client.engine.local_training.LocalTraining`, ``[strategy]`` is
 :class:`client.record_level.settings.MethodSettings`. Here are those that the server and the launcher use, and what they
-add to ``[privacy]`` and ``[silo]``.
+add to ``[privacy]`` and ``[site]``.
 """
 
 from typing import Annotated, Literal
@@ -42,7 +42,7 @@ class Privacy(PrivacyTarget):
     Attributes:
         unit: unit that is protected: a whole client, one record, or a group of records that share ``data.unit-column``
             (for generated notes a patient). With records and groups every client keeps a ledger of its own and trains
-            as ``[silo]`` says.
+            as ``[site]`` says.
         non_private: permission for settings that void the guarantee; the run is then marked as not private.
         seeded_cohorts: cohorts drawn from the seed, which voids the guarantee.
         trust: party that adds the noise: the server, which is then trusted with the sum over a cohort, or the clients
@@ -263,11 +263,11 @@ class Span(Table):
     warm_start_learning_rate: Positive = 1e-3
 
 
-class Silo(StepSettings):
+class Site(StepSettings):
     """Training at a client that protects its own records (``privacy.unit``), by ``client.record_level.dp_sgd``.
 
     ``strategy.controller`` and ``strategy.optimizer`` are then the site's; of several sites that send coefficients
-    (``silo.span``), the optimizer is the server's. ``rounds`` counts the private steps of a run of one site.
+    (``site.span``), the optimizer is the server's. ``rounds`` counts the private steps of a run of one site.
 
     Attributes:
         steps: private steps that every site takes in a round, before the sites are averaged.

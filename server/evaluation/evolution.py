@@ -181,7 +181,7 @@ def public_writer(config: RunConfig, synthesis: Synthesis) -> tuple[Synthesiser,
 
 def nearest(records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]) -> np.ndarray:
     """The index of the text nearest to each record, by the cosine of unit vectors."""
-    found = [(part @ texts.T).argmax(dim=1) for part in records.split(MOST_AT_ONCE)]
+    found = [(part @ texts.T).argmax(dim=1) for part in torch.split(records, MOST_AT_ONCE)]
     return torch.cat(found).cpu().numpy()
 
 
@@ -210,7 +210,7 @@ def _released(
 
 
 def _decoded(tokenizer: Any, records: Records) -> list[str]:
-    return [text_of(tokenizer, row) for row in np.split(np.asarray(records.tokens), records.offsets[1:-1])]
+    return [text_of(tokenizer, row.tolist()) for row in np.split(np.asarray(records.tokens), records.offsets[1:-1])]
 
 
 def _write(file: Path, tokenizer: Any, texts: Records, column: str) -> None:
@@ -223,7 +223,7 @@ def sentence_embedding() -> Embed:
     from client.models.base import load_base
 
     model, tokenizer = load_base(EMBEDDING, "classification", 2)
-    encoder = model.encoder
+    encoder: Any = model.encoder
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder.to(device)
 

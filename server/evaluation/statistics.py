@@ -134,7 +134,7 @@ def uncut(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: the records are not here.
     """
-    if config.is_deployed or config.cross_silo:
+    if config.is_deployed or config.several_sites:
         raise ConfigError(
             "statistics are asked of records that are here: of a simulation's clients, or of one site (clients = 1); "
             f"got data.held-by = {config.data.held_by!r}, clients = {config.clients}"
@@ -199,7 +199,7 @@ def answers(question: Question, mean: Tensor) -> dict[str, Any]:
             "clients": max(1, round(units * filled)),
             "sampling-rate": round(min(1.0, COHORT / max(1.0, units * filled)), 4),
             "model.max-length": of_texts[str(KEPT_TEXTS)]["value"] or LONGEST,
-            "silo.records-per-unit": of_units[str(KEPT_UNITS)]["value"] or 0,
+            "site.records-per-unit": of_units[str(KEPT_UNITS)]["value"] or 0,
         },
     }
 

@@ -1,6 +1,6 @@
-"""The progress of a cross-silo run: one file, written whole or not at all after every round.
+"""The progress of a run over sites: one file, written whole or not at all after every round.
 
-    silos.safetensors    the adapter (residual, served average, public texts and state of the server's optimizer, if
+    sites.safetensors    the adapter (residual, served average, public texts and state of the server's optimizer, if
                          there are any), and in its header the round and what the sites have said
 
 The server has no ledger to lose: what a site charged for a round that this file does not hold stays spent in the
@@ -29,7 +29,7 @@ from server.run_folder.names import LOCK_FILE, SITES_FILE
 from server.run_folder.seal import check_tensors, tensors_digest
 from strategies.adapter.layout import AdapterLayout
 from strategies.adapter.residual import check_residual
-from strategies.cross_silo import GlobalModel
+from strategies.sites import GlobalModel
 
 FORMAT = 1
 _OPTIMIZER = "optimizer."
@@ -38,7 +38,7 @@ _TEXTS = ("tokens", "offsets")
 
 @dataclass(frozen=True)
 class SiteGuarantee:
-    """The guarantee that a site last stated; see :class:`client.record_level.messages.SiloReply`."""
+    """The guarantee that a site last stated; see :class:`client.record_level.messages.SiteReply`."""
 
     epsilon: float
     population: int
@@ -47,11 +47,11 @@ class SiteGuarantee:
 
 @dataclass
 class Progress:
-    """The state of a cross-silo run behind its last round.
+    """The state of a run over sites behind its last round.
 
     Attributes:
         round: the last one done.
-        silos: guarantees of the sites, by number.
+        sites: guarantees of the sites, by number.
         steps: taken by all of them, in all rounds.
         refusals: reasons of the sites that took no step when last asked, by number.
         texts: public ones of the next round, where sites send coefficients of their gradients.
@@ -60,7 +60,7 @@ class Progress:
 
     model: GlobalModel
     round: int = 0
-    silos: dict[int, SiteGuarantee] = field(default_factory=dict)
+    sites: dict[int, SiteGuarantee] = field(default_factory=dict)
     steps: int = 0
     refusals: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -69,20 +69,20 @@ class Progress:
 
     def summary(self) -> str:
         """Rounds done, and which sites never took a step, with what they said last."""
-        idle = [f"site {silo}: {said}" for silo, said in sorted(self.refusals.items()) if silo not in self.silos]
+        idle = [f"site {site}: {said}" for site, said in sorted(self.refusals.items()) if site not in self.sites]
         without = f"; {len(idle)} took no step: {'; '.join(idle)}" if idle else ""
         return f"{self.round} rounds done{without}"
 
-    def end_reason(self, silos: int) -> str | None:
+    def end_reason(self, sites: int) -> str | None:
         """The reason why none of so many sites takes part any more; None if one does."""
-        if len(self.refusals) < silos:
+        if len(self.refusals) < sites:
             return None
-        said = "; ".join(f"site {silo}: {reason}" for silo, reason in sorted(self.refusals.items()))
+        said = "; ".join(f"site {site}: {reason}" for site, reason in sorted(self.refusals.items()))
         return f"no site continues: {said}"
 
 
 def save_progress(folder: Path, progress: Progress, records: tuple[int, str] | None = None) -> None:
-    """Write the progress of a cross-silo run. A crash at any moment leaves the previous file or this one.
+    """Write the progress of a run over sites. A crash at any moment leaves the previous file or this one.
 
     Args:
         records: how many records of rounds there are, and their digest.
@@ -91,7 +91,7 @@ def save_progress(folder: Path, progress: Progress, records: tuple[int, str] | N
         "format": FORMAT,
         "records": records,
         "round": progress.round,
-        "silos": {silo: asdict(said) for silo, said in progress.silos.items()},
+        "silos": {site: asdict(said) for site, said in progress.sites.items()},
         "steps": progress.steps,
         "refusals": progress.refusals,
         "seconds": progress.seconds,
@@ -122,10 +122,10 @@ def load_progress(folder: Path, layout: AdapterLayout) -> Progress:
         kept = [name for name in tensors if name.startswith(_OPTIMIZER)]
         optimizer = {name.removeprefix(_OPTIMIZER): tensors[name] for name in kept}
         texts = Records(*(tensors[name].numpy() for name in _TEXTS)) if "tokens" in tensors else None
-        refusals = {int(silo): str(reason) for silo, reason in values.pop("refusals").items()}
+        refusals = {int(site): str(reason) for site, reason in values.pop("refusals").items()}
         model = GlobalModel(adapter, residual, average)
         return Progress(
-            model, silos=dict(noted.guarantees), refusals=refusals, texts=texts, optimizer=optimizer, **values
+            model, sites=dict(noted.guarantees), refusals=refusals, texts=texts, optimizer=optimizer, **values
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _not_of_this_run(folder / SITES_FILE, error) from error
@@ -145,7 +145,7 @@ class Noted:
 
 
 def read_noted(folder: Path) -> Noted:
-    """Read what a cross-silo run has noted; nothing before its first round, and for other runs.
+    """Read what a run over sites has noted; nothing before its first round, and for other runs.
 
     Raises:
         CorruptRun: the file is damaged.
@@ -160,7 +160,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Noted]:
             tensors, values = check_tensors(file, "progress"), json.loads(file.metadata()["progress"])
         if (found := values.pop("format")) != FORMAT:
             raise ValueError(f"it has format {found!r}, this code reads {FORMAT}")
-        guarantees = {int(silo): SiteGuarantee(**said) for silo, said in values.pop("silos").items()}
+        guarantees = {int(site): SiteGuarantee(**said) for site, said in values.pop("silos").items()}
         records = values.pop("records", None)
         return values, tensors, Noted(guarantees, None if records is None else (int(records[0]), str(records[1])))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -117,7 +117,7 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
         refuse_ended(run_folder)
         run = verify_run(run_folder)
         assert run.config is not None, "its file is there, or was demanded"
-        if run.config.cross_silo:
+        if run.config.several_sites:
             check_sites(run)
         elif run.phases:
             for place in run_folder.glob(f"{PHASES_FOLDER}/*/{CHECKPOINT_FOLDER}"):
@@ -131,7 +131,7 @@ def check_resumable(run_folder: Path, *, other_code: bool = False, phases: Table
 
 
 def check_sites(run: VerifiedRun) -> None:
-    """Check that a verified cross-silo run has begun and that the secrets of its sites here are whole.
+    """Check that a verified run over sites has begun and that the secrets of its sites here are whole.
 
     Raises:
         CannotResume: it never began.

@@ -167,7 +167,7 @@ def verify_run(folder: Path) -> VerifiedRun:
             f"{folder / names.PRIVACY_FILE} was not made from {names.LEDGER_FILE} as it is now: it names line "
             f"{str(head_of(written))[:24]}, the last one is {ledger.head[:24]}; restore the one that was changed"
         )
-    if config is not None and config.cross_silo and not config.is_deployed:
+    if config is not None and config.several_sites and not config.is_deployed:
         for number, said in noted.guarantees.items():
             _check_site(folder / names.SITES_FOLDER / str(number), said, folder / names.SITES_FILE)
     return run
@@ -306,7 +306,7 @@ def _refuse_missing(run: VerifiedRun) -> None:
     others = [name for name in found if name not in (names.LEDGER_FILE, names.SITES_FILE)]
     if others:
         private = not run.phases or any(phase["kind"] == "private" for phase in run.phases)
-        if config.cross_silo:
+        if config.several_sites:
             demand(names.SITES_FILE, f"sites have been asked, as {others[0]} shows")
         elif private:
             demand(names.LEDGER_FILE, f"the run has begun to spend, as {others[0]} shows")

@@ -176,7 +176,7 @@ def adapter_of(
     trained = _trained(config, parts)
     device = config.engine.base.chosen_device()
     model, _ = config.engine.load(config.model.name, config.model.task, num_labels)
-    plain = config.engine.sequential or (config.is_single_site and config.silo.gradients == "opacus")
+    plain = config.engine.sequential or (config.is_single_site and config.site.gradients == "opacus")
     config.engine.refuse_unfit(model, device, config.engine.token_budget, plain=plain)
     spec, layout = _laid_out(config, model, trained)
     if config.model.adapter:

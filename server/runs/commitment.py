@@ -193,7 +193,7 @@ def _too_few(config: RunConfig, what: str, error: NoBudgetLeft) -> str:
 
 
 def commit_records(
-    config: RunConfig, silo: RecordLevelSettings, population: int, folder: Path | None = None, *, records: int = 0
+    config: RunConfig, site: RecordLevelSettings, population: int, folder: Path | None = None, *, records: int = 0
 ) -> Calibrated:
     """Calibrate and commit the noise of a run over the records of one site.
 
@@ -202,9 +202,9 @@ def commit_records(
         folder: of the run; what was calibrated for it is taken from there.
         records: number of the units' records under their cap.
     """
-    drawn = f"{population} units" if silo.sampling_level == "user" else f"{records} records of {population} units"
-    with name_target(config.privacy.epsilon, f" over {silo.steps} steps of {silo.batch_size} of {drawn}"):
-        return _once(config, population, lambda: calibration.commit(silo, population, records=records), folder)
+    drawn = f"{population} units" if site.sampling_level == "user" else f"{records} records of {population} units"
+    with name_target(config.privacy.epsilon, f" over {site.steps} steps of {site.batch_size} of {drawn}"):
+        return _once(config, population, lambda: calibration.commit(site, population, records=records), folder)
 
 
 def _once(config: RunConfig, population: int, made: Callable[[], Calibrated], folder: Path | None) -> Calibrated:

@@ -193,18 +193,18 @@ def _described(config: PhasesConfig, phase: Phase) -> dict[str, Any]:
     return {"kind": phase.kind, **vars(phase), "detector": detector}
 
 
-def cross_silo_statement(
-    config: RunConfig, not_private: str | None, silos: Mapping[int, SiteGuarantee], *, steered: bool
+def sites_statement(
+    config: RunConfig, not_private: str | None, sites: Mapping[int, SiteGuarantee], *, steered: bool
 ) -> dict[str, Any]:
-    """The content of privacy.json for a cross-silo run: what each site says of its own commitment.
+    """The content of privacy.json for a run over sites: what each site says of its own commitment.
 
     Args:
         not_private: why no site gives a guarantee, or None.
-        silos: guarantees of the sites, by number.
+        sites: guarantees of the sites, by number.
         steered: see :func:`not_covered`.
     """
     unit, delta = config.unit.removeprefix("group:"), config.privacy.delta
-    worst = max((reply.epsilon for reply in silos.values()), default=0.0)
+    worst = max((reply.epsilon for reply in sites.values()), default=0.0)
     sentence = (
         f"This run is NOT PRIVATE: {not_private}."
         if not_private
@@ -230,7 +230,7 @@ def cross_silo_statement(
                 "epsilon": rounded_up(reply.epsilon, 4),
                 "noise_multiplier": reply.noise_multiplier,
             }
-            for number, reply in sorted(silos.items())
+            for number, reply in sorted(sites.items())
         },
         "silos_asked": config.clients,
         "not_covered": [

@@ -20,11 +20,11 @@ from strategies.plugins import build
 
 KINDS = {"ordinary": "server.runs.phase_plan:NonPrivatePhase", "private": "server.runs.phase_plan:DpPhase"}
 
-_ONE_SILO = {"privacy.unit": "record", "clients": 1, "sampling-rate": 1.0}
+_ONE_SITE = {"privacy.unit": "record", "clients": 1, "sampling-rate": 1.0}
 
 _READ = (
     *("name", "seed", "output", "clients", "sampling-rate", "model.", "data."),
-    *("privacy.unit", "privacy.epsilon", "privacy.delta", "privacy.account", "silo.records-per-unit", "silo.combine"),
+    *("privacy.unit", "privacy.epsilon", "privacy.delta", "privacy.account", "site.records-per-unit", "site.combine"),
     *("engine.sequential", "engine.precision", "engine.token-budget", "engine.device", "engine.quantisation"),
     *("engine.checkpoint-blocks", "engine.attention", "evaluation.rouge-", "evaluation.examples"),
 )
@@ -50,7 +50,7 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
         raise ConfigError("a run in phases needs [[phases]], tables of kind 'ordinary' or 'private'; there are none")
     base = {key: value for key, value in table.items() if key != "phases"}
     given = {**flatten(base), **(overrides or {})}
-    run = parse(unflatten({**_ONE_SILO, **given}))
+    run = parse(unflatten({**_ONE_SITE, **given}))
     if not run.is_single_site:
         raise ConfigError(
             f"privacy.unit = {run.privacy.unit!r}, clients = {run.clients}: a run in phases trains at one site, whose "
@@ -75,7 +75,7 @@ def parse_phases(table: Mapping[str, Any], overrides: Mapping[str, Any] | None =
 
 def _refuse_idle(given: Mapping[str, Any]) -> None:
     """Refuse settings that no phase reads, so that nobody thinks they hold; a default may be written down."""
-    default = flatten(parse(unflatten(_ONE_SILO)).to_table())
+    default = flatten(parse(unflatten(_ONE_SITE)).to_table())
     idle = [
         f"{key} = {value!r} has no effect in a run in phases, which say how they train; leave it out"
         for key, value in given.items()

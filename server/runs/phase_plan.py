@@ -152,7 +152,7 @@ class PhasesConfig:
         """The settings of a phase with noise, as those of a training at record level."""
         run = self.run
         return RecordLevelSettings.of(
-            run.privacy, run.silo, phase, unit=run.unit, seed=run.seed, not_private=not_private
+            run.privacy, run.site, phase, unit=run.unit, seed=run.seed, not_private=not_private
         )
 
     def phase_tables(self) -> list[dict[str, Any]]:
@@ -240,17 +240,17 @@ def plan_noise(config: PhasesConfig, population: int) -> PlannedNoise:
         return PlannedNoise((), (), 0.0)
     epsilon, delta = config.run.privacy.epsilon, config.run.privacy.delta
     check_delta(delta, population)  # before the guarantee is printed, not when the ledger is made
-    silos = {phase.name: config.record_level(phase, None) for phase in config.private_phases}
+    sites = {phase.name: config.record_level(phase, None) for phase in config.private_phases}
     noise = {}
     for phase in config.private_phases:
         if phase.noise_multiplier:
-            silo = silos[phase.name]
-            sampling = silo.sampling(population)
-            noise[phase.name] = given_noise(controller_of(silo), sampling, silo.steps, phase.noise_multiplier)
-    for name in silos.keys() - noise.keys():  # one at most
+            site = sites[phase.name]
+            sampling = site.sampling(population)
+            noise[phase.name] = given_noise(controller_of(site), sampling, site.steps, phase.noise_multiplier)
+    for name in sites.keys() - noise.keys():  # one at most
         others = [step for floor, _ in noise.values() for step in floor]
         with name_target(epsilon, f" in phase {name!r}"):
-            commitment, multipliers = commit(silos[name], population, extra=others)
+            commitment, multipliers = commit(sites[name], population, extra=others)
         noise[name] = commitment.floor[len(others) :], multipliers
     floors, multipliers_of = zip(*(noise[phase.name] for phase in config.private_phases), strict=True)
     planned = PlannedNoise(floors, multipliers_of, 0.0)

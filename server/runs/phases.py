@@ -92,10 +92,10 @@ class PhasesRun:
         self.guarantee = guarantee.guarantee_of(config, self.planned)
         self.assembly = make_assembly(run, methods(run), self.plain, folder)
         for phase, multipliers in zip(config.private_phases, self.planned.multipliers, strict=True):
-            silo = config.record_level(phase, None)
-            info = info_of(silo, self.population, self.assembly.layout, multipliers, None)
+            site = config.record_level(phase, None)
+            info = info_of(site, self.population, self.assembly.layout, multipliers, None)
             what = f"phase {phase.name!r}, controller = {phase.controller!r}"
-            refuse_unplannable(controller_of(silo), info, what, refuse_votes)
+            refuse_unplannable(controller_of(site), info, what, refuse_votes)
 
     def _noise(self, folder: Path | None) -> PlannedNoise:
         """Calibrate the noise, or take what was handed on in the run's folder."""
@@ -291,7 +291,7 @@ class PhasesRun:
     def _indexed(self, data: PreparedData) -> UnitIndex:
         run = self.config.run
         grouped = run.privacy.unit == "group"
-        return UnitIndex.of(data.train, grouped=grouped, most=run.silo.records_per_unit, seed=run.seed)
+        return UnitIndex.of(data.train, grouped=grouped, most=run.site.records_per_unit, seed=run.seed)
 
 
 def run_phases(run: Run, config: PhasesConfig) -> None:

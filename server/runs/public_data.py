@@ -4,7 +4,7 @@ It touches no client, so it costs no privacy. Records used here are left out of 
 them would fall for reasons that have nothing to do with the model's worth. Beside the prepared data it is kept for the
 next run that would train the same: a sweep over strategies trains it once.
 
-`[silo.span]`: public texts that the model writes, and a site's training inside the span of their gradients.
+`[site.span]`: public texts that the model writes, and a site's training inside the span of their gradients.
 """
 
 import hashlib
@@ -173,7 +173,7 @@ def train_without_noise(
 
 
 def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"], PublicSpan | None]:
-    """Set up the span of public texts that `[silo.span]` asks for, and the adapter that a site starts from.
+    """Set up the span of public texts that `[site.span]` asks for, and the adapter that a site starts from.
 
     Nothing private is read and nothing spent. The first texts are written by the base model, and the adapter is then
     trained on them: both are public and come out the same again when a run is resumed.
@@ -182,13 +182,13 @@ def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"]
         ConfigError: settings that do not fit each other or the model.
     """
     config = assembly.config
-    span, start = config.silo.span, assembly.start
+    span, start = config.site.span, assembly.start
     if not span.method:
         return start, None
-    if config.model.task != "causal-lm" or config.silo.gradients != "stacked":
+    if config.model.task != "causal-lm" or config.site.gradients != "stacked":
         raise ConfigError(
-            f"silo.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
-            "silo.gradients = 'stacked'"
+            f"site.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
+            "site.gradients = 'stacked'"
         )
     writer, tokenizer = config.engine.load_rounded(config.model.name, "causal-lm")
     try:
@@ -206,7 +206,7 @@ def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"]
         evolve = synthesiser.evolve_texts if span.evolve and span.method == "coefficients" else None
         inside = PublicSpan(engine, texts, span.method, span.directions, span.residual_bound, evolve)
     except ValueError as error:
-        raise ConfigError(f"silo.span: {error}") from error
+        raise ConfigError(f"site.span: {error}") from error
     if span.warm_start_epochs:
         local = LocalTraining(
             optimizer="adamw",

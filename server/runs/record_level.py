@@ -26,7 +26,7 @@ def run_record_level(run: Run) -> None:
     config, assembly = run.config, assemble_record_level(run.config, run.folder)
     data = assembly.data
     public = PublicTraining.of(assembly)
-    engine = record_level_engine(assembly.job, config.silo.gradients)
+    engine = record_level_engine(assembly.job, config.site.gradients)
     adapter, span = public_span(assembly, engine)
     run.note_start(data, assembly.commitment)
     splits = {
@@ -42,7 +42,7 @@ def run_record_level(run: Run) -> None:
 
     with run.hold_ledger(assembly.commitment) as ledger:
         training = private_training(
-            assembly.silo,
+            assembly.site,
             engine,
             assembly.index,
             ledger,
@@ -68,7 +68,7 @@ def run_record_level(run: Run) -> None:
             evaluated=evaluated,
             clock=run.clock,
             recorded=lambda step: evaluated(step) or step == 0,
-            kept=lambda step: evaluated(step) or step % config.silo.checkpoint_every == 0,
+            kept=lambda step: evaluated(step) or step % config.site.checkpoint_every == 0,
             noun="step",
             watched=run.canary_watcher(len(assembly.index)),
             complete=keep,

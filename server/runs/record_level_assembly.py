@@ -26,11 +26,11 @@ class RecordLevelAssembly(CommittedAssembly):
     """A run over the records of one site, ready to start.
 
     Attributes:
-        silo: what decides the site's private training.
+        site: what decides the site's private training.
         index: the site's protected units and their records.
     """
 
-    silo: RecordLevelSettings
+    site: RecordLevelSettings
     index: UnitIndex
 
 
@@ -44,7 +44,7 @@ def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
         return RecordLevelSettings.of(
             config.privacy,
             config.strategy,
-            config.silo,
+            config.site,
             unit=config.unit,
             steps=steps,
             seeded=config.privacy.seeded_cohorts,
@@ -52,7 +52,7 @@ def record_level_settings(config: RunConfig, steps: int) -> RecordLevelSettings:
             seed=config.seed,
         )
     except ValueError as error:
-        raise ConfigError(f"silo: {error}") from error
+        raise ConfigError(f"site: {error}") from error
 
 
 def assemble_record_level(config: RunConfig, folder: Path | None = None) -> RecordLevelAssembly:
@@ -69,14 +69,14 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
             f"privacy.unit = {config.privacy.unit!r}, clients = {config.clients}: one site protects its records "
             "or groups of them; set privacy.unit to 'record' or 'group', clients = 1 and sampling-rate = 1.0"
         )
-    parts, silo = methods(config), record_level_settings(config, config.rounds)
+    parts, site = methods(config), record_level_settings(config, config.rounds)
     data = prepare(data_spec(config))
     index = UnitIndex.of(
-        data.train, grouped=config.privacy.unit == "group", most=silo.records_per_unit, seed=config.seed
+        data.train, grouped=config.privacy.unit == "group", most=site.records_per_unit, seed=config.seed
     )
-    if config.audit.canaries and config.silo.span.method:
+    if config.audit.canaries and config.site.span.method:
         raise ConfigError(
-            f"audit.canaries = {config.audit.canaries} must be 0 with silo.span.method = {config.silo.span.method!r}: "
+            f"audit.canaries = {config.audit.canaries} must be 0 with site.span.method = {config.site.span.method!r}: "
             "releases lie in the span of few directions, where canaries are all alike"
         )
     if 2 * config.audit.canaries > len(index):
@@ -84,30 +84,30 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
             f"audit.canaries = {config.audit.canaries} must be at most half of the {len(index)} units: canaries take "
             "the places of units; lower audit.canaries"
         )
-    noise = commit_records(config, silo, len(index), folder, records=index.kept)
+    noise = commit_records(config, site, len(index), folder, records=index.kept)
     run = make_assembly(config, parts, data, folder)
     order = noise.commitment.order
-    info = info_of(silo, len(index), run.layout, noise.multipliers, order, records=index.kept)
+    info = info_of(site, len(index), run.layout, noise.multipliers, order, records=index.kept)
     what = f"strategy.controller = {config.strategy.controller!r}"
     refuse_unplannable(parts.controller, info, what, refuse_votes)
-    return RecordLevelAssembly(**vars(run), commitment=noise.commitment, setting=info, silo=silo, index=index)
+    return RecordLevelAssembly(**vars(run), commitment=noise.commitment, setting=info, site=site, index=index)
 
 
 @dataclass(frozen=True)
-class CrossSiloAssembly(Assembly):
-    """Sites of a cross-silo run, ready to start.
+class SitesAssembly(Assembly):
+    """Sites of a run over sites, ready to start.
 
     Attributes:
         methods: the server's is the aggregation.
-        silo: what every site commits to, and calibrates for its own units.
+        site: what every site commits to, and calibrates for its own units.
         part: what of the adapter they train, in every round.
     """
 
-    silo: RecordLevelSettings
+    site: RecordLevelSettings
     part: TrainedSubset
 
 
-def assemble_cross_silo(config: RunConfig, folder: Path | None = None) -> CrossSiloAssembly:
+def assemble_sites(config: RunConfig, folder: Path | None = None) -> SitesAssembly:
     """Prepare data and model and the settings of the sites, each of which calibrates for its own units.
 
     Args:
@@ -123,20 +123,20 @@ def assemble_cross_silo(config: RunConfig, folder: Path | None = None) -> CrossS
             f"strategy.aggregation = {config.strategy.aggregation!r} changes what is trained from round to round, "
             "which sites with ledgers of their own do not follow; take plain, ffa, fedex, flora or fedgsa"
         )
-    _refuse_what_silos_cannot(config, parts)
-    silo = record_level_settings(config, config.rounds * config.silo.steps).replace(
+    _refuse_what_sites_cannot(config, parts)
+    site = record_level_settings(config, config.rounds * config.site.steps).replace(
         served_average=0.0,
         aggregation="ffa" if part.factors == "b" else "plain",
         aggregation_options={},
     )
-    if config.silo.span.method:  # the server takes the steps
-        silo = silo.replace(optimizer="fedavg", optimizer_options={})
+    if config.site.span.method:  # the server takes the steps
+        site = site.replace(optimizer="fedavg", optimizer_options={})
     run = make_assembly(config, parts, prepare(data_spec(config)), folder)
-    return CrossSiloAssembly(**vars(run), silo=silo, part=part)
+    return SitesAssembly(**vars(run), site=site, part=part)
 
 
-def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
-    """Refuse settings that would be of no effect in the sites of a cross-silo run.
+def _refuse_what_sites_cannot(config: RunConfig, parts: Methods) -> None:
+    """Refuse settings that would be of no effect in the sites of a run over sites.
 
     Raises:
         ConfigError: naming the setting.
@@ -144,18 +144,18 @@ def _refuse_what_silos_cannot(config: RunConfig, parts: Methods) -> None:
     if parts.controller.reads_validation:
         raise ConfigError(
             f"strategy.controller = {config.strategy.controller!r} reads the public loss of every step, and the "
-            "sites of a cross-silo run have no public data; take another"
+            "sites of a run over sites have no public data; take another"
         )
     options = config.strategy.aggregation_options
     if options and not parts.aggregation.individual:
         raise ConfigError(
-            f"strategy.aggregation-options = {options!r} must be empty in a cross-silo run with strategy.aggregation = "
+            f"strategy.aggregation-options = {options!r} must be empty in a run over sites with strategy.aggregation = "
             f"{config.strategy.aggregation!r}: sites train without them"
         )
     _refuse_span(config, parts)
-    if config.silo.gradients != "stacked":
+    if config.site.gradients != "stacked":
         raise ConfigError(
-            f"silo.gradients = {config.silo.gradients!r} must be 'stacked' in a cross-silo run; for adapters it does "
+            f"site.gradients = {config.site.gradients!r} must be 'stacked' in a run over sites; for adapters it does "
             "not know set engine.sequential = true, which takes gradients one record at a time"
         )
     if config.strategy.served_average and isinstance(parts.aggregation, FedEx | FedGsa | Flora):
@@ -172,26 +172,26 @@ def _refuse_span(config: RunConfig, parts: Methods) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    method = config.silo.span.method
+    method = config.site.span.method
     if not method:
         return
     if method != "coefficients":
         raise ConfigError(
-            f"silo.span.method = {method!r} must be 'coefficients' in a cross-silo run; the others send whole updates, "
+            f"site.span.method = {method!r} must be 'coefficients' in a run over sites; the others send whole updates, "
             "from the run of one site (clients = 1)"
         )
-    if config.silo.steps != 1:
+    if config.site.steps != 1:
         raise ConfigError(
-            f"silo.steps = {config.silo.steps} must be 1 with silo.span.method = 'coefficients': they are of the "
+            f"site.steps = {config.site.steps} must be 1 with site.span.method = 'coefficients': they are of the "
             "gradients at the adapter that a round begins with"
         )
     if config.strategy.controller != "fixed":
         raise ConfigError(
-            f"strategy.controller = {config.strategy.controller!r} must be 'fixed' with silo.span.method = "
+            f"strategy.controller = {config.strategy.controller!r} must be 'fixed' with site.span.method = "
             "'coefficients', which normalises and has no threshold"
         )
     if isinstance(parts.aggregation, FedEx | FedGsa | Flora):
         raise ConfigError(
-            f"strategy.aggregation = {config.strategy.aggregation!r} must be 'plain' or 'ffa' with silo.span.method = "
+            f"strategy.aggregation = {config.strategy.aggregation!r} must be 'plain' or 'ffa' with site.span.method = "
             "'coefficients': the server takes the steps, and sites have no adapter of their own"
         )

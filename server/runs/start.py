@@ -43,13 +43,13 @@ def run_in_folder(
             run_record_level(run)
     elif grid is None:
         raise ConfigError(f"clients = {config.clients}: a run over several clients needs a grid to reach them")
-    elif config.cross_silo:
-        from server.runs.cross_silo import run_cross_silo
+    elif config.several_sites:
+        from server.runs.sites import run_sites
 
         with open_run(config, folder, resume=resume, other_code=other_code, ledger=False) as run:
             if resume:
                 check_sites(verify_run(folder))
-            run_cross_silo(run, grid)
+            run_sites(run, grid)
     else:
         from server.runs.client_level import run_client_level
 

@@ -102,9 +102,16 @@ def compare_texts(texts: Sequence[str], private: Sequence[str], unseen: Sequence
     excess = near[0].astype(float) - near[1].astype(float)
     within = NORMAL_95 * float(excess.std(ddof=1)) / len(rows) ** 0.5 if len(rows) > 1 else 1.0
     return NearCopies(
-        len(rows), len(private), int(near[0].sum()), int(near[1].sum()), *copies, float(excess.mean()), within,
-        _longest(rows, secret),
-    )  # fmt: skip
+        texts=len(rows),
+        compared=len(private),
+        private=int(near[0].sum()),
+        unseen=int(near[1].sum()),
+        copies=copies[0],
+        unseen_copies=copies[1],
+        difference=float(excess.mean()),
+        within=within,
+        longest=_longest(rows, secret),
+    )
 
 
 def write_near_copies(run_folder: Path, found: NearCopies) -> Path:
@@ -127,7 +134,7 @@ def read_texts(run: FinishedRun, file: Path) -> list[str]:
 
 def _texts(tokenizer: Any, records: Records) -> list[str]:
     """The records as people read them."""
-    return [text_of(tokenizer, row) for row in np.split(np.asarray(records.tokens), records.offsets[1:-1])]
+    return [text_of(tokenizer, row.tolist()) for row in np.split(np.asarray(records.tokens), records.offsets[1:-1])]
 
 
 def _numbers(text: str, known: dict[str, int]) -> np.ndarray:
@@ -151,7 +158,8 @@ def _mixed(numbers: np.ndarray) -> np.ndarray:
     found = numbers.copy()
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
-    return found ^ (found >> np.uint64(31))
+    found ^= found >> np.uint64(31)
+    return found
 
 
 def _repeats(rows: Sequence[np.ndarray], among: Sequence[np.ndarray], length: int) -> np.ndarray:

@@ -62,7 +62,7 @@ def refuse_shadows(run: FinishedRun, count: int) -> None:
         wrong = "the nodes hold the records (data.held-by = 'nodes')"
     elif (run.folder / PHASES_FILE).is_file():
         wrong = "it is a run in phases"
-    elif config.cross_silo:
+    elif config.several_sites:
         wrong = f"it has {config.clients} sites with ledgers of their own, which shadow runs would spend"
     elif config.privacy.trust == "secagg":
         wrong = "its clients make the noise and keep ledgers of their own, which shadow runs would spend"

@@ -90,7 +90,7 @@ def _noise(checked: "Checked") -> dict[str, float] | None:
     if not multipliers or not isinstance(multipliers[0], int | float):
         return None
     config = checked.config
-    cohort = float(config.silo.batch_size) if config.is_single_site else config.expected_cohort
+    cohort = float(config.site.batch_size) if config.is_single_site else config.expected_cohort
     return {
         "first": multipliers[0],
         "last": multipliers[-1],

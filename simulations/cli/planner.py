@@ -26,14 +26,14 @@ _LEGEND = (
 )
 _LEVELS_LEGEND = (
     "Noise is the standard deviation of a value of the mean of one step, in clip thresholds C, G the most records of a "
-    "unit (silo.records-per-unit). Both levels take as many gradients. C is the same for both; at user level a row is "
+    "unit (site.records-per-unit). Both levels take as many gradients. C is the same for both; at user level a row is "
     "a mean of up to G gradients, and where these have little in common a threshold up to sqrt(G) times smaller does. "
     "A smaller G has less noise and uses fewer records."
 )
 _FOR_THE_OPERATOR = (
     "This shows how many records the site's units have. It was computed here, no number of it is kept or sent, "
     "and no budget pays for it: it is for the site's operator. A run takes the number of units as public, and with "
-    "silo.sampling-level = 'example' the number of records under the cap as well."
+    "site.sampling-level = 'example' the number of records under the cap as well."
 )
 
 
@@ -87,7 +87,7 @@ def plan_command(
         from simulations.presets.asked import ask
 
         asked = ask(preset, settings or [], {}, here, data or here)
-        if asked.phases is not None or asked.run.cross_silo or asked.run.is_deployed:
+        if asked.phases is not None or asked.run.several_sites or asked.run.is_deployed:
             raise ValueError(
                 f"{preset}: clients of a simulation, or the records of one site, are planned; for several sites plan "
                 "each by itself (clients = 1), for phases each private phase"
@@ -107,10 +107,10 @@ def plan_command(
                 )
             _say_levels(asked.run, console, as_json=as_json)
             return
-        if asked.run.silo.sampling_level != "user":
+        if asked.run.site.sampling_level != "user":
             raise ValueError(
-                "silo.sampling-level = 'example': S is of units that are drawn whole; compare both by "
-                "--sampling-levels, or plan with --set silo.sampling-level=user"
+                "site.sampling-level = 'example': S is of units that are drawn whole; compare both by "
+                "--sampling-levels, or plan with --set site.sampling-level=user"
             )
         from simulations.planning.choices import advise
 
@@ -154,7 +154,7 @@ def _situation(
         if config.is_single_site and not population:
             population = len(UnitIndex.of(found.train, grouped=config.privacy.unit == "group"))
     if config.is_single_site:
-        size = 1.0 if config.privacy.unit == "record" else float(max(1, config.silo.records_per_unit))
+        size = 1.0 if config.privacy.unit == "record" else float(max(1, config.site.records_per_unit))
     else:
         most = config.local.max_steps * config.local.batch_size or math.inf
         size = float(min(records or 1, most))
@@ -165,7 +165,7 @@ def _situation(
         chosen = given_agreement(agreement)
     else:
         chosen = default_agreement(config.model.task, size)
-    now = config.silo.batch_size * config.rounds if config.is_single_site else config.expected_cohort * config.rounds
+    now = config.site.batch_size * config.rounds if config.is_single_site else config.expected_cohort * config.rounds
     return Situation(config, population, labels or 2, chosen, cost or round(4 * now))
 
 
@@ -178,10 +178,10 @@ def _say_levels(config: "RunConfig", console: Console, *, as_json: bool) -> None
     from server.runs.assembly import data_spec
     from simulations.planning.sampling_levels import compare
 
-    silo, privacy = config.silo, config.privacy
+    site, privacy = config.site, config.privacy
     with console.status("Calibrating"):
-        index = UnitIndex.of(prepare(data_spec(config)).train, grouped=True, most=silo.records_per_unit)
-        expected = silo.batch_size * (index.kept / len(index) if silo.sampling_level == "user" else 1.0)
+        index = UnitIndex.of(prepare(data_spec(config)).train, grouped=True, most=site.records_per_unit)
+        expected = site.batch_size * (index.kept / len(index) if site.sampling_level == "user" else 1.0)
         found = compare(
             np.diff(index.starts),
             config.unit,
@@ -207,7 +207,7 @@ def _say_levels(config: "RunConfig", console: Console, *, as_json: bool) -> None
             f"{one.user_noise:.3g}",
             f"{one.example_noise:.3g}",
             one.better or "alike",
-            style="bold" if one.cap == silo.records_per_unit else "",
+            style="bold" if one.cap == site.records_per_unit else "",
         )
     units = config.unit.removeprefix("group:") + "s"
     headline = (
@@ -215,7 +215,7 @@ def _say_levels(config: "RunConfig", console: Console, *, as_json: bool) -> None
         f"{round(expected):,} gradients expected in each of {config.rounds:,} steps"
     )
     verdicts = [
-        f"{level} level (silo.sampling-level = '{level}') for G = {', '.join(str(one.cap) for one in caps)}"
+        f"{level} level (site.sampling-level = '{level}') for G = {', '.join(str(one.cap) for one in caps)}"
         for level in ("user", "example")
         if (caps := [one for one in found if one.better == level])
     ]

@@ -46,18 +46,18 @@ from server.run_folder.names import LEDGER_FILE
 from server.runs.artefacts import Final, save_adapter
 from server.runs.assembly import Assembly, CommittedAssembly, make_strategy
 from server.runs.commitment import commit_records
-from server.runs.cross_silo import final_adapter
 from server.runs.phase_plan import NonPrivatePhase
 from server.runs.phases import PhasesRun
 from server.runs.public_data import public_span, train_without_noise
-from server.runs.record_level_assembly import CrossSiloAssembly, RecordLevelAssembly
+from server.runs.record_level_assembly import RecordLevelAssembly, SitesAssembly
+from server.runs.sites import final_adapter
 from strategies.conformance import ConformanceError, check_aggregation, check_controller, check_optimizer
 from strategies.controllers.controller import PublicSignals
-from strategies.cross_silo import GlobalModel, Place, SiloAnswer, combine_of, next_model
 from strategies.messages.client_update import TrainRequest
 from strategies.plugins import BadAnswer, place
 from strategies.private_training import PlannedRelease, PrivateTraining
 from strategies.published.raw_rows import RawRule
+from strategies.sites import GlobalModel, Place, SiteAnswer, combine_of, next_model
 
 FEW = 2
 """Units that take part, and public records that are measured."""
@@ -79,7 +79,7 @@ def rehearse(ready: Assembly) -> None:
     with tempfile.TemporaryDirectory(prefix="lacquer-rehearsal-") as folder, _one_thread():
         if isinstance(ready, RecordLevelAssembly):
             final, engine = _at_a_site(ready, Path(folder))
-        elif isinstance(ready, CrossSiloAssembly):
+        elif isinstance(ready, SitesAssembly):
             final, engine = _at_sites(ready, Path(folder))
         else:
             assert isinstance(ready, CommittedAssembly), "or it has no ledger to rehearse with"
@@ -101,9 +101,9 @@ def rehearse_phases(run: PhasesRun) -> None:
                 adapter = train_without_noise(engine, adapter, records, local, config.run.seed)
         if (ledger := run.ledger(Path(folder))) is not None:
             with ledger:
-                silo = config.record_level(config.private_phases[0], run.guarantee.not_private)
+                site = config.record_level(config.private_phases[0], run.guarantee.not_private)
                 index, multipliers = run.index[run.key(config.private_phases[0])], run.planned.multipliers[0]
-                training = private_training(silo, engine, index, ledger, multipliers, CohortSampler.create())
+                training = private_training(site, engine, index, ledger, multipliers, CohortSampler.create())
                 adapter = _site_stepped(training, engine, adapter, records)
         _ended(ready, Final(adapter, ready.layout, ready.spec), engine, Path(folder))
 
@@ -227,28 +227,28 @@ def _over_clients(ready: CommittedAssembly, folder: Path) -> tuple[Final, Any]:
 
 def _at_a_site(ready: RecordLevelAssembly, folder: Path) -> tuple[Final, Any]:
     with stage("loading the model"):
-        engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), ready.config.silo.gradients)
+        engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), ready.config.site.gradients)
     start, span = _few_texts(ready, engine)
     with Ledger.create(folder / LEDGER_FILE, ready.commitment) as ledger:
         multipliers = ready.setting.noise_multipliers
-        training = private_training(ready.silo, engine, ready.index, ledger, multipliers, CohortSampler.create())
+        training = private_training(ready.site, engine, ready.index, ledger, multipliers, CohortSampler.create())
         served = _site_stepped(training, engine, start, invented(ready), span)
     return Final(served, ready.layout, ready.spec), engine
 
 
-def _at_sites(ready: CrossSiloAssembly, folder: Path) -> tuple[Final, Any]:
+def _at_sites(ready: SitesAssembly, folder: Path) -> tuple[Final, Any]:
     """One site of as many invented units as the settings allow, whose step the server averages with itself."""
-    config, silo, records = ready.config, ready.silo, invented(ready)
+    config, site, records = ready.config, ready.site, invented(ready)
     with stage("loading the model"):
-        engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), config.silo.gradients)
+        engine = record_level_engine(ready.job.replace(prefix_cache_mb=0), config.site.gradients)
     start, span = _few_texts(ready, engine)
-    units = max(silo.batch_size, min(TIMES_DRAWN * silo.batch_size, int(config.privacy.delta ** (-1 / 1.1))))
-    index = UnitIndex.of(records.select(np.arange(units) % len(records)), grouped=False, most=silo.records_per_unit)
-    noise = commit_records(config, silo, units, None, records=index.kept)
+    units = max(site.batch_size, min(TIMES_DRAWN * site.batch_size, int(config.privacy.delta ** (-1 / 1.1))))
+    index = UnitIndex.of(records.select(np.arange(units) % len(records)), grouped=False, most=site.records_per_unit)
+    noise = commit_records(config, site, units, None, records=index.kept)
     with Ledger.create(folder / LEDGER_FILE, noise.commitment) as ledger:
-        training = private_training(silo, engine, index, ledger, noise.multipliers, CohortSampler.create())
+        training = private_training(site, engine, index, ledger, noise.multipliers, CohortSampler.create())
         moved = _site_stepped(training, engine, start, records, span) - start
-    sites = [SiloAnswer(site, moved, 1, "") for site in range(FEW)]
+    sites = [SiteAnswer(site, moved, 1, "") for site in range(FEW)]
     with stage("putting sites together"):
         where = Place(ready.layout, ready.spec.scale, config.seed, 1, config.strategy.served_average)
         model = next_model(GlobalModel(start), sites, combine_of(ready.methods.aggregation), where)
@@ -256,16 +256,16 @@ def _at_sites(ready: CrossSiloAssembly, folder: Path) -> tuple[Final, Any]:
 
 
 def _few_texts(ready: Assembly, engine: Any) -> tuple[Tensor, PublicSpan | None]:
-    """The start of a site and the span of the first few texts that ``[silo.span]`` makes; None without it."""
-    silo, span = ready.config.silo, ready.config.silo.span
+    """The start of a site and the span of the first few texts that ``[site.span]`` makes; None without it."""
+    site, span = ready.config.site, ready.config.site.span
     fewer = span.model_copy(
         update={
             "samples": span.variants * math.ceil(FEW / span.variants),
             "directions": min(span.directions, FEW),
         }
     )
-    config = ready.config.model_copy(update={"silo": silo.model_copy(update={"span": fewer})})
-    with stage("writing texts for silo.span"):
+    config = ready.config.model_copy(update={"site": site.model_copy(update={"span": fewer})})
+    with stage("writing texts for site.span"):
         start, made = public_span(replace(ready, config=config), engine)
         if made is not None and made.evolve is not None:
             made.evolve(made.texts, torch.ones(len(made.texts)), start, 1)

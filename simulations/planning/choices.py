@@ -136,7 +136,7 @@ def choice(situation: Situation, pace: Pace, trained: Trained) -> Choice:
 def paces(situation: Situation) -> list[Pace]:
     """Calibrate rates and rounds within the limit; ConfigError if there are none."""
     config, population = situation.config, situation.population
-    cohort = float(config.silo.batch_size) if config.is_single_site else config.expected_cohort
+    cohort = float(config.site.batch_size) if config.is_single_site else config.expected_cohort
     cohorts = {min(population, round(cohort * more) if config.is_single_site else cohort * more) for more in RATES}
     if config.privacy.trust == "secagg":  # everybody takes part in every round
         cohorts = {cohort}
@@ -160,7 +160,7 @@ def _calibrated(situation: Situation, cohort: float, rounds: int) -> Pace:
     config, population = situation.config, situation.population
     rate = cohort / population
     if config.is_single_site:
-        settings: Settings = {"silo.batch-size": int(cohort), "rounds": rounds}
+        settings: Settings = {"site.batch-size": int(cohort), "rounds": rounds}
         changed = changed_settings(config, settings)
         noise = commit_records(changed, record_level_settings(changed, rounds), population)
     else:

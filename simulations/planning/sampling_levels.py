@@ -90,6 +90,6 @@ def compare(
     if not found:
         raise ValueError(
             f"gradients must be at most the {int(np.minimum(sizes, max(asked)).sum())} records there are under the "
-            f"largest cap, got {gradients}; lower silo.batch-size"
+            f"largest cap, got {gradients}; lower site.batch-size"
         )
     return found

@@ -17,16 +17,16 @@ PRESETS = Path(__file__).parent
 
 
 PURPOSES = {
-    "To begin with": ("quickstart", "silo-quickstart", "silos", "secure-sums", "chat", "preference"),
+    "To begin with": ("quickstart", "site-quickstart", "sites", "secure-sums", "chat", "preference"),
     "Public data sets": (
-        "sst2", "sst2-aligned", "wikitext2", "chat-dialogues", "silo-diabetes", "silo-samsum", "silos-pubmed",
+        "sst2", "sst2-aligned", "wikitext2", "chat-dialogues", "site-diabetes", "site-samsum", "sites-pubmed",
         "preference-e2e",
     ),
     "The papers": ("dp-lac", "rldp", "dp-adam-ac", "atdp", "pe-sgd"),
     "In phases": ("dp-atdp",),
     "Comparisons, papers": (
         "compare-notes", "compare-sst2", "compare-sst2-67k", "compare-mnli", "compare-clinc150", "compare-diabetes",
-        "silo-diabetes-paper", "pe-sgd-paper",
+        "site-diabetes-paper", "pe-sgd-paper",
     ),
 }  # fmt: skip
 """Presets by what they are for, in the order in which they are listed."""

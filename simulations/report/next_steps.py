@@ -66,7 +66,7 @@ def _faint(run: Run) -> Iterator[str]:
     if signal < noise:
         more = "More clients in a round (clients, sampling-rate)"
         if run.config and run.config.is_single_site:
-            more = "A larger silo.batch-size"
+            more = "A larger site.batch-size"
         yield (
             f"The signal in the released updates has {number_text(signal / noise)} times the norm of their noise. "
             f"{more} or fewer trained values (model.rank, model.layers) raise it."

@@ -19,7 +19,7 @@ from server.run_folder.round_record import RoundRecord
 from server.run_folder.telemetry import Status
 from server.run_folder.verify import VerifiedRun, read_object, refusal_of_no_run, verify_run
 from server.runs.commitment import not_private_reason
-from server.runs.guarantee import TRUST, cross_silo_statement, not_covered
+from server.runs.guarantee import TRUST, not_covered, sites_statement
 
 Json = dict[str, Any]
 
@@ -171,7 +171,7 @@ def read_run(path: Path) -> Run:
 
 def _guarantee(run: VerifiedRun) -> Json | None:
     if run.written is None and run.sites and run.config is not None:  # what they have said before the end
-        return cross_silo_statement(run.config, not_private_reason(run.config), run.sites, steered=False)
+        return sites_statement(run.config, not_private_reason(run.config), run.sites, steered=False)
     return run.statement(**_words(run))
 
 

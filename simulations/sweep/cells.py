@@ -26,12 +26,14 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from server.config.load import ConfigError, flatten, parse, unflatten
+from server.config.load import OLD_NAMES, ConfigError, flatten, parse, read, unflatten, with_new_names
 from server.config.schema import RunConfig
 from simulations.presets.asked import Asked, count_clients
 from simulations.presets.load import absolute_paths, find
@@ -42,7 +44,7 @@ CELL_MODULE = "simulations.sweep.child"
 """In the run folder of a cell: which cell it is, and what it took."""
 
 SWEEPS = Path(__file__).resolve().parents[1] / "presets" / "sweeps"
-Kind = Literal["run", "public-only", "silo"]
+Kind = Literal["run", "public-only", "site"]
 Scalar = str | int | float | bool
 
 Dotted = Annotated[dict[str, Scalar], BeforeValidator(lambda table: flatten(table))]
@@ -117,9 +119,9 @@ def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
     beside = path.parent / grid.base
     base_path = beside if beside.is_file() else find(grid.base)
     try:
-        base = flatten(tomllib.loads(base_path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name}: base {base_path} is not valid TOML: {error}") from None
+        base = flatten(read(base_path))
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: base {error}") from None
     problems: list[str] = []
     values = [[(key, value) for value in options] for key, options in grid.axes.items()]
     for seed, axes, variant in itertools.product(grid.seeds, itertools.product(*values), grid.variants):
@@ -131,7 +133,8 @@ def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
         if (kind := own.pop("kind", "run")) not in get_args(Kind):
             raise ConfigError(f"{path.name}: variants.{variant}.kind = {kind!r}: must be one of {get_args(Kind)}")
         key = "/".join([grid.name, variant, *(axis_text(*axis) for axis in axes), f"seed={seed}"])
-        layers = {**base, **file.settings, **own, **grid.settings, **dict(axes), "seed": seed}
+        given = map(with_new_names, (file.settings, own, grid.settings, dict(axes)))
+        layers = {**base, **reduce(or_, given), "seed": seed}
         layers |= {"name": f"{file.name}-{grid.name}-{variant}", "engine.kind": "inprocess", "engine.workers": 1}
         try:
             config = absolute_paths(parse(unflatten(layers)), data)
@@ -139,7 +142,7 @@ def _cells(file: _File, grid: _Grid, path: Path, data: Path) -> Iterator[Cell]:
             problems += [line for line in f"{grid.name}/{variant}: {error}".splitlines() if line not in problems]
             continue
         if kind == "run" and config.is_single_site:
-            kind = "silo"
+            kind = "site"
         yield Cell(key, grid.name, variant, axes, cast(Kind, kind), config, digest(config, cast(Kind, kind)))
     if problems:
         raise ConfigError("\n".join(f"{path.name}: {line}" for line in problems))
@@ -154,8 +157,9 @@ def axis_text(key: str, value: Scalar) -> str:
 def digest(config: RunConfig, kind: Kind) -> str:
     """The SHA-256, shortened, of what decides a cell's outcome in distribution.
 
-    Names and places are left out (of a data file its last two parts stay, of a model's folder the last), so that it is
-    the same on every machine; so are settings at their default, so that it stays the same when a new setting joins.
+    Names and places are left out (of a data file and an adapter the last two parts stay, of a model's folder the last),
+    so that it is the same on every machine; so are settings at their default, so that it stays the same when a new
+    setting joins.
     """
     flat = flatten(config.to_table())
     for key in ("name", "output", "data.cache", "engine.workers", "engine.kind", "privacy.account"):
@@ -163,12 +167,19 @@ def digest(config: RunConfig, kind: Kind) -> str:
     for key in ("data.source", "data.validation-source", "data.test-source"):
         kind_of_file, colon, place = str(flat[key]).partition(":")
         flat[key] = kind_of_file + colon + "/".join(Path(place).parts[-2:])
-    for key in ("model.name", "model.adapter"):
-        named = Path(str(flat[key]))
-        flat[key] = named.name if named.is_absolute() else str(flat[key])
+    for key, parts in (("model.name", 1), ("model.adapter", 2)):
+        path = Path(str(flat[key]))
+        flat[key] = "/".join(path.parts[-parts:]) if path.is_absolute() else str(flat[key])
     default = flatten(RunConfig().to_table())
-    text = repr(sorted((key, value) for key, value in {**flat, "kind": kind}.items() if value != default.get(key)))
+    own = {_old_name(key): value for key, value in flat.items() if value != default.get(key)}
+    text = repr(sorted({**own, "kind": _old_name(kind)}.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _old_name(key: str) -> str:
+    """A key as it was first called, so that cells of earlier versions count as done and nothing is paid for twice."""
+    head, dot, rest = key.partition(".")
+    return next((old for old, new in OLD_NAMES.items() if new == head), head) + dot + rest
 
 
 def count_cell(cell: Cell) -> Cell:

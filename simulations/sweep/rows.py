@@ -58,7 +58,7 @@ def row(cell: Cell, folder: Path) -> Row:
         "delta": config.privacy.delta,
         "not_private": run.not_private,
         "clients": config.clients,
-        "expected_cohort": config.silo.batch_size if config.is_single_site else config.expected_cohort,
+        "expected_cohort": config.site.batch_size if config.is_single_site else config.expected_cohort,
         "unit": config.unit,
         "rounds": config.rounds,
         "controller": config.strategy.controller,

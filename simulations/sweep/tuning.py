@@ -75,7 +75,7 @@ def refuse_unlike(cells: Sequence[Cell]) -> None:
                 f"{cell.key}: privacy.non-private = true has no guarantee that could be shared; leave the cell out by "
                 "--only"
             )
-        if config.cross_silo or config.privacy.trust != "server":
+        if config.several_sites or config.privacy.trust != "server":
             raise ConfigError(
                 f"{cell.key}: a private sweep takes runs over clients with privacy.trust = 'server' and runs of one "
                 "site; sites and clients that add noise themselves would have to know of all candidates"
@@ -85,9 +85,9 @@ def refuse_unlike(cells: Sequence[Cell]) -> None:
                 f"{cell.key}: privacy.mode = {config.privacy.mode!r} must be 'floor' in a private sweep: a filter "
                 "bounds the divergence at one order, and the price of choosing needs several"
             )
-        if config.silo.sampling_level != "user":
+        if config.site.sampling_level != "user":
             raise ConfigError(
-                f"{cell.key}: silo.sampling-level = {config.silo.sampling_level!r} must be 'user' in a private sweep: "
+                f"{cell.key}: site.sampling-level = {config.site.sampling_level!r} must be 'user' in a private sweep: "
                 "the price of choosing needs Rényi divergences, and sampling of records is accounted by PLD alone"
             )
     first, *others = cells

@@ -47,7 +47,7 @@ def test_the_writer_is_asked_as_the_file_says(name: str, form: str, monkeypatch)
 
 def test_both_roads_to_the_paper_s_scale_ask_in_the_same_words() -> None:
     settings = read_settings(HERE / "pesgd-paper.toml")
-    span = Span.model_validate(tomllib.loads(preset_files()["pe-sgd-paper"].read_text())["silo"]["span"])
+    span = Span.model_validate(tomllib.loads(preset_files()["pe-sgd-paper"].read_text())["site"]["span"])
     assert settings.instruction == span.instruction
     assert settings.openings == (span.openings,)
     assert "medical research paper" in settings.instruction

@@ -69,7 +69,7 @@ def _train(place: Path, folder: Path, kind: str) -> None:
     elif kind == "record":
         run_inprocess(settings(place, task, base, **small), folder)
     elif kind == "sites":
-        sites = {"clients": 2, "silo.steps": 1, "silo.batch-size": 4}
+        sites = {"clients": 2, "site.steps": 1, "site.batch-size": 4}
         run_inprocess(settings(place, task, base, **{**small, **sites}), folder)
     else:
         model = {"name": base, "task": task, "rank": 2, "targets": "q_proj", "max-length": 24}

@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {
     "privacy.unit": "record", "privacy.epsilon": 10.0, "privacy.delta": 1e-3,
     "strategy.controller": "fixed", "strategy.controller-options": {"clip-norm": 0.5},
     "strategy.optimizer-options": {"learning-rate": 0.5},
-    "silo.batch-size": 8,
+    "site.batch-size": 8,
     "model.rank": 2, "model.max-length": 60,
     "data.partition": "iid", "data.validation-records": 8, "data.test-records": 6,
     "evaluation.rouge-records": 3, "evaluation.rouge-tokens": 8, "evaluation.examples": 2,

@@ -51,7 +51,7 @@ def over_records(cache: Path) -> Config:
             "controller": "percentile", "controller-options": {"query-noise": 8.0}, "optimizer": "fedadam",
             "served-average": 0.5,
         },
-        "silo": {"batch-size": 8, "checkpoint-every": 2, "warm-up": 1, "schedule": "cosine"},
+        "site": {"batch-size": 8, "checkpoint-every": 2, "warm-up": 1, "schedule": "cosine"},
         "evaluation": {"every": 3},
     }  # fmt: skip
     return parse(table | common(cache, 30))
@@ -76,7 +76,7 @@ def over_sites(cache: Path) -> Config:
         "strategy": {
             "controller": "percentile", "controller-options": {"query-noise": 8.0}, "served-average": 0.5,
         },
-        "silo": {"batch-size": 5, "steps": 2}, "engine": {"workers": 1},
+        "site": {"batch-size": 5, "steps": 2}, "engine": {"workers": 1},
     }  # fmt: skip
     return parse(table | common(cache, 30))
 
@@ -86,7 +86,7 @@ def in_span(cache: Path) -> Config:
     table = {
         "rounds": 3, "clients": 2, "sampling-rate": 1.0, "privacy": {"unit": "record", "delta": 1e-3},
         "strategy": {"controller": "fixed", "optimizer": "fedadam", "served-average": 0.5},
-        "silo": {"batch-size": 5, "span": {
+        "site": {"batch-size": 5, "span": {
             "method": "coefficients", "samples": 6, "openings": "Notes: |A patient", "warm-start-epochs": 1,
         }},
         "engine": {"workers": 1},

@@ -1,4 +1,4 @@
-"""A small silo that tests of record-level training share. Not a test."""
+"""A small site that tests of record-level training share. Not a test."""
 
 import functools
 from dataclasses import replace
@@ -56,7 +56,7 @@ def vector(name: str = "llama") -> Tensor:
     return start(model, spec)
 
 
-def silo_training(
+def site_training(
     folder: Path,
     data: Records,
     *,
@@ -65,20 +65,20 @@ def silo_training(
     adapter: Tensor | None = None,
     **settings: Any,
 ) -> PrivateSgd:
-    """A silo that has begun, with its ledger in `folder`."""
-    silo = RecordLevelSettings(**settings)
-    index = UnitIndex.of(data, grouped=silo.unit != "record", most=silo.records_per_unit, seed=silo.seed)
-    commitment, multipliers = _commit(silo.to_json(), len(index), index.kept)
+    """A site that has begun, with its ledger in `folder`."""
+    site = RecordLevelSettings(**settings)
+    index = UnitIndex.of(data, grouped=site.unit != "record", most=site.records_per_unit, seed=site.seed)
+    commitment, multipliers = _commit(site.to_json(), len(index), index.kept)
     ledger = Ledger.create(folder / "ledger.jsonl", commitment)
-    training = private_training(silo, made or engine(name), index, ledger, multipliers, CohortSampler.create())
+    training = private_training(site, made or engine(name), index, ledger, multipliers, CohortSampler.create())
     training.begin(vector(name) if adapter is None else adapter, PublicSignals(0, 1.0))
     return training
 
 
 @functools.cache
-def _commit(silo: str, population: int, kept: int) -> tuple[Commitment, tuple[float, ...]]:
+def _commit(site: str, population: int, kept: int) -> tuple[Commitment, tuple[float, ...]]:
     """Calibrating takes longer than training."""
-    return commit(RecordLevelSettings.from_json(silo), population, records=kept)
+    return commit(RecordLevelSettings.from_json(site), population, records=kept)
 
 
 def run(training: PrivateSgd, steps: int) -> Tensor:

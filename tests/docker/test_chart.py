@@ -119,7 +119,7 @@ def test_every_document_is_one_that_kubernetes_knows(render: Render, role: str, 
         ("server: {replicas: 2}", "replicas"),
         ("server: {storage: {accessMode: ReadWriteMany}}", "accessMode"),
         ("server: {config: {configMap: {name: a}, hostPath: {path: /}}}", "config"),
-        ('client: {nodeConfig: \'model="/models/base" silo-state="/tmp"\'}', "nodeConfig"),
+        ('client: {nodeConfig: \'model="/models/base" site-state="/tmp"\'}', "nodeConfig"),
         ("client: {gateway: 'https://gateway'}", "gateway"),
         ("client: {resources: {limits: {memory: null}}}", "memory"),
     ],
@@ -255,7 +255,7 @@ def test_a_client_is_told_what_its_operator_says(render: Render) -> None:
     settings = dict(re.findall(r'([a-z-]+)="?([^" ]+)', told.partition("=")[2]))
     assert (settings["epsilon-limit"], settings["privacy-unit"]) == ("2.0", "group:patient_nbr")
     mounted = {mount["mountPath"] for mount in client["volumeMounts"]}
-    for name in ("cache", "silo-state", "authority", "identity", "federation", "secagg-state"):
+    for name in ("cache", "site-state", "authority", "identity", "federation", "secagg-state"):
         assert any(settings[name].startswith(path) for path in mounted), name
     assert [container["name"] for container in spec["initContainers"]] == ["keys", "identity"]
     assert client["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": 2}

@@ -74,7 +74,7 @@ def test_little_is_kept():
 
 
 def test_plain_peft_which_keeps_every_activation_is_refused():
-    alone = {"clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record"}, "silo": {"gradients": "opacus"}}
+    alone = {"clients": 1, "sampling-rate": 1.0, "privacy": {"unit": "record"}, "site": {"gradients": "opacus"}}
     for other, words in (({"engine": {"sequential": True}}, "engine.sequential = false"), (alone, "'stacked'")):
         parse(other)
         with pytest.raises(ConfigError, match=f"checkpoint-blocks = true needs .*{words}"):

@@ -13,13 +13,13 @@ from privacy.errors import BudgetExceeded
 from privacy.events import ExampleLevelPoisson, Poisson
 from tests.cases.cohorts import build, distance, fresh
 from tests.cases.drawn import always
-from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
+from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, site_training, vector
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_without_noise_and_clipping_it_is_plain_sgd(tmp_path, name):
     data = records()
-    found = run(silo_training(tmp_path, data, name=name, **EXACT), 3)
+    found = run(site_training(tmp_path, data, name=name, **EXACT), 3)
     layout, expected = engine(name).layout, vector(name).double()
     for _ in range(3):
         mean = gradient(expected.float(), data, name).mean(dim=0)
@@ -37,7 +37,7 @@ def test_a_group_brings_the_mean_of_its_records(tmp_path, most, memory):
     made = UnitGradients(engine(), UnitIndex.of(data, grouped=True, most=most), memory=memory)
     (plan,) = (Plan(FlatClip(1e3, made.engine.layout.dim), 1.0),)
     single = gradient(vector(), data)
-    part = silo_training(tmp_path, data, **EXACT | {"unit": "group:patient", "batch_size": 5}).next_release().part
+    part = site_training(tmp_path, data, **EXACT | {"unit": "group:patient", "batch_size": 5}).next_release().part
     rows = torch.cat([chunk.rows for chunk in made.of(vector(), np.arange(5), part, step=1)])
     expected = torch.stack([-single[made.index.draw_records(unit, 1)].mean(dim=0) for unit in range(5)])
     assert distance(rows, expected) < 1e-10
@@ -47,7 +47,7 @@ def test_a_group_brings_the_mean_of_its_records(tmp_path, most, memory):
 def test_adam_takes_off_no_noise_where_there_is_none(tmp_path):
     """At a threshold this large it would hold every gradient for noise and not move."""
     settings = EXACT | {"optimizer": "fedadam", "optimizer_options": {"learning-rate": 0.01}}
-    moved = run(silo_training(tmp_path, records(), **settings), 1) - vector()
+    moved = run(site_training(tmp_path, records(), **settings), 1) - vector()
     clear = gradient(vector(), records()).mean(dim=0).abs() > 1e-3
     assert clear.double().mean() > 0.3
     torch.testing.assert_close(moved[clear].abs(), torch.full_like(moved[clear], 0.01), rtol=0.01, atol=0)
@@ -112,7 +112,7 @@ def test_which_records_of_a_unit_are_kept_is_its_own_affair(seed):
 
 def test_the_rows_of_sampled_records_are_their_gradients(tmp_path):
     data = records(units=VISITS)
-    training = silo_training(tmp_path, data, **EXAMPLES)
+    training = site_training(tmp_path, data, **EXAMPLES)
     part = training.next_release().part
     rows = torch.cat([chunk.rows for chunk in training.gradients.of(vector(), np.arange(9), part, step=1)])
     single, index = gradient(vector(), data), training.gradients.index
@@ -122,7 +122,7 @@ def test_the_rows_of_sampled_records_are_their_gradients(tmp_path):
 
 def test_a_unit_of_sampled_records_moves_the_sum_by_the_rows_that_were_drawn(tmp_path):
     """At most one clipped row for each of its records that joined, and by more than one where three did."""
-    training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES)
+    training = site_training(tmp_path, records(units=VISITS), **EXAMPLES)
     planned, index = training.next_release(), training.gradients.index
     owners = np.array([VISITS[int(index.draw_records(row, 1)[0])] for row in range(9)])
 
@@ -138,7 +138,7 @@ def test_a_unit_of_sampled_records_moves_the_sum_by_the_rows_that_were_drawn(tmp
 
 
 def test_steps_of_sampled_records_are_drawn_and_charged_as_such(tmp_path):
-    training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES)
+    training = site_training(tmp_path, records(units=VISITS), **EXAMPLES)
     sampling = ExampleLevelPoisson(4 / 9, 4, "group:patient", 3, 9)
     assert training.ledger.commitment.floor[0].sampling == sampling
     assert training.cohort(training.next_release()).sampling == sampling
@@ -155,7 +155,7 @@ def test_controllers_plan_steps_of_sampled_records(tmp_path, controller):
     """Whatever else they ask is of a record too, and within the one joint release."""
     noise = {"percentile": "query-noise", "dc-sgd-e": "histogram-noise", "quantile": "bit-noise"}.get(controller)
     settings = {"controller": controller, "controller_options": {noise: 8.0} if noise else {}, "batch_size": 8}
-    training = silo_training(tmp_path, records(units=VISITS), **EXAMPLES | settings)
+    training = site_training(tmp_path, records(units=VISITS), **EXAMPLES | settings)
     run(training, 2 + (training.state.round < 0))
     assert bool(training.state.adapter.isfinite().all())
     assert all(isinstance(event.sampling, ExampleLevelPoisson) for event in training.ledger.events)
@@ -172,19 +172,19 @@ PUBLISHED = {"controller": "strategies.published.rldp:PublishedRldp", "not_priva
         ({"mode": "filter"}, "a floor instead of a filter"),
         ({"batch_size": 10}, r"number of records under the cap \(9\), got 10"),
         ({"records_per_unit": 300}, r"records_per_unit must be in \[1, 256\], got 300"),
-        (PUBLISHED, "silo.sampling-level = 'user'"),
+        (PUBLISHED, "site.sampling-level = 'user'"),
     ],
 )
 def test_what_sampling_of_records_does_not_go_with_is_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
-        silo_training(tmp_path, records(units=VISITS), **EXAMPLES | {"controller_options": {}} | settings)
+        site_training(tmp_path, records(units=VISITS), **EXAMPLES | {"controller_options": {}} | settings)
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_how_the_work_is_cut_changes_no_bit_of_a_sum(tmp_path):
     """Sums are integers: chunks of any size add up to the same, row by row or all at once."""
     data = records()
-    training = silo_training(tmp_path, data, **PRIVATE | {"batch_size": 12})
+    training = site_training(tmp_path, data, **PRIVATE | {"batch_size": 12})
     planned = training.next_release()
     chunks = list(training.gradients.of(training.state.adapter, np.arange(12), planned.part, 1))
     rows = torch.cat([chunk.rows for chunk in chunks])
@@ -202,7 +202,7 @@ def test_token_budgets_agree_up_to_the_rounding_of_a_gradient(tmp_path, token_bu
     totals = []
     for folder, budget in ((tmp_path / "a", token_budget), (tmp_path / "b", 200)):
         folder.mkdir()
-        training = silo_training(folder, data, made=engine(token_budget=budget), **PRIVATE | {"batch_size": 12})
+        training = site_training(folder, data, made=engine(token_budget=budget), **PRIVATE | {"batch_size": 12})
         totals.append(summed(training).encoded)
     assert (totals[0] - totals[1]).abs().max() <= 12  # grid steps of 2^-40: a rounding per unit
 
@@ -210,7 +210,7 @@ def test_token_budgets_agree_up_to_the_rounding_of_a_gradient(tmp_path, token_bu
 def test_one_unit_moves_the_sum_by_at_most_one(tmp_path):
     units = [0, 0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5]
     settings = PRIVATE | {"unit": "group:patient", "batch_size": 6, "combine": "sum"}
-    with_it = silo_training(tmp_path, records(units=units), **settings)
+    with_it = site_training(tmp_path, records(units=units), **settings)
     planned = with_it.next_release()
     sums = []
     for present in (np.arange(6), np.arange(5)):
@@ -222,7 +222,7 @@ def test_one_unit_moves_the_sum_by_at_most_one(tmp_path):
 
 
 def test_every_step_is_charged_and_the_budget_ends_the_run(tmp_path):
-    training = silo_training(tmp_path, records(), **PRIVATE)
+    training = site_training(tmp_path, records(), **PRIVATE)
     adapter = run(training, 4)
     assert [charge.event.round for charge in training.ledger.charges] == [1, 2, 3, 4]
     assert all(charge.released_at is not None for charge in training.ledger.charges)
@@ -236,7 +236,7 @@ def test_every_step_is_charged_and_the_budget_ends_the_run(tmp_path):
 
 
 def test_an_empty_batch_is_released_and_charged(tmp_path, monkeypatch):
-    training = silo_training(tmp_path, records(), **PRIVATE)
+    training = site_training(tmp_path, records(), **PRIVATE)
     monkeypatch.setattr(training.sampler.__class__, "draw", always())
     release = training.step()
     bound, z = release.plan.clip.bound, release.plan.noise_multiplier
@@ -245,7 +245,7 @@ def test_an_empty_batch_is_released_and_charged(tmp_path, monkeypatch):
 
 
 def test_what_fails_before_the_charge_costs_nothing_and_draws_the_same_batch(tmp_path, monkeypatch):
-    training = silo_training(tmp_path, records(), **PRIVATE)
+    training = site_training(tmp_path, records(), **PRIVATE)
     drawn, gradients = [], UnitGradients.of
 
     def killed(self, adapter, units, part, step):
@@ -267,7 +267,7 @@ def test_what_fails_before_the_charge_costs_nothing_and_draws_the_same_batch(tmp
 def test_a_batch_of_which_every_unit_raises_is_released_and_charged(tmp_path, monkeypatch, caplog, grouped, name):
     settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
     data = records(units=[0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5] if grouped else None)
-    training = silo_training(tmp_path, data, name=name, **settings)
+    training = site_training(tmp_path, data, name=name, **settings)
     gradients = training.gradients.engine.per_record_gradients
     held = {tuple(data.select([record]).tokens) for record in range(len(data))}
 
@@ -288,7 +288,7 @@ def test_a_batch_of_which_every_unit_raises_is_released_and_charged(tmp_path, mo
 
 
 def test_what_fails_with_any_records_is_found_out_before_the_first_charge(tmp_path, monkeypatch):
-    training = silo_training(tmp_path, records(), **PRIVATE)
+    training = site_training(tmp_path, records(), **PRIVATE)
 
     def broken(adapter, batch):
         raise MemoryError
@@ -305,7 +305,7 @@ def test_a_unit_that_raises_takes_nobody_with_it(tmp_path, monkeypatch, caplog, 
     units = [0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 5, 5] if grouped else None
     data, made = records(units=units), engine(token_budget=16)
     settings = PRIVATE | ({"unit": "group:patient"} if grouped else {})
-    training = silo_training(tmp_path, data, made=made, **settings)
+    training = site_training(tmp_path, data, made=made, **settings)
     planned, everyone = training.next_release(), np.arange(6 if grouped else 12)
     monkeypatch.setattr(training.sampler.__class__, "draw", always(*everyone))
     broken, gradients = data.select([3]).tokens.tolist(), made.per_record_gradients
@@ -341,7 +341,7 @@ def _zero(planned):
 
 def test_a_vote_is_refused(tmp_path):
     with pytest.raises(ValueError, match="clip-norm"):
-        silo_training(tmp_path, records(), **PRIVATE | {"controller": "dp-lac", "controller_options": {}})
+        site_training(tmp_path, records(), **PRIVATE | {"controller": "dp-lac", "controller_options": {}})
 
 
 @pytest.mark.parametrize(
@@ -353,9 +353,9 @@ def test_a_vote_is_refused(tmp_path):
         ("rl", {}, "filter"),
     ],
 )
-def test_controllers_of_the_server_plan_steps_of_a_silo(tmp_path, controller, options, mode):
+def test_controllers_of_the_server_plan_steps_of_a_site(tmp_path, controller, options, mode):
     settings = PRIVATE | {"controller": controller, "controller_options": options, "mode": mode}
-    training = silo_training(tmp_path, records(), **settings)
+    training = site_training(tmp_path, records(), **settings)
     before = 1 if training.state.round < 0 else 0
     run(training, 2 + before)
     assert training.state.round == 2
@@ -364,8 +364,8 @@ def test_controllers_of_the_server_plan_steps_of_a_silo(tmp_path, controller, op
 
 def test_single_precision_trains_too(tmp_path):
     model, spec, task = build("llama")
-    training = silo_training(tmp_path, records(), made=CohortEngine(fresh(model), spec, task), **EXACT)
+    training = site_training(tmp_path, records(), made=CohortEngine(fresh(model), spec, task), **EXACT)
     double = tmp_path / "double"
     double.mkdir()
-    moved = run(silo_training(double, records(), **EXACT), 2) - vector()
+    moved = run(site_training(double, records(), **EXACT), 2) - vector()
     assert distance(run(training, 2) - vector(), moved) < 1e-4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from client.data.records import Records
-from client.record_level.messages import SiloReply, SiloRequest
+from client.record_level.messages import SiteReply, SiteRequest
 from client.record_level.participant import take_part
 from client.record_level.public_subspace import PublicSpan, in_public_span
 from client.record_level.settings import RecordLevelSettings, StepSchedule
@@ -19,22 +19,22 @@ from privacy.randomness.noise import InsecureZeroNoise
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.factors import Plain
 from strategies.controllers.controller import PublicSignals
-from strategies.cross_silo import GlobalModel, SpanUpdate
 from strategies.messages.records import BadMessage
 from strategies.optimizers.fedadam import FedAdam
 from strategies.private_training import ServerUpdate
-from tests.cases.record_level import EXACT, PRIVATE, engine, records, run, silo_training, vector
+from strategies.sites import GlobalModel, SpanUpdate
+from tests.cases.record_level import EXACT, PRIVATE, engine, records, run, site_training, vector
 
 TEXTS = records(6, seed=9)
 STEPS = 3
 
 
 def asked(
-    texts: Records | None, silo: RecordLevelSettings, round: int = 1, adapter: Tensor | None = None
-) -> SiloRequest:
+    texts: Records | None, site: RecordLevelSettings, round: int = 1, adapter: Tensor | None = None
+) -> SiteRequest:
     values = (vector() if adapter is None else adapter).float().numpy()
-    made = SiloRequest(round, values, 1, 0, silo, "{}", "", texts=texts)
-    return SiloRequest.from_records(made.to_records())
+    made = SiteRequest(round, values, 1, 0, site, "{}", "", texts=texts)
+    return SiteRequest.from_records(made.to_records())
 
 
 def swapped(texts: Records, scores: Tensor, adapter: Tensor, step: int) -> Records:
@@ -55,21 +55,21 @@ def test_two_sites_step_as_one_that_holds_all_records(tmp_path: Path) -> None:
     optimizer = {"optimizer": "fedadam", "optimizer_options": {"learning-rate": 0.01}, "schedule": "linear"}
     (tmp_path / "one").mkdir()
     one = in_public_span(
-        silo_training(tmp_path / "one", union, made=made, **EXACT | optimizer | {"batch_size": 24}),
+        site_training(tmp_path / "one", union, made=made, **EXACT | optimizer | {"batch_size": 24}),
         PublicSpan(made, TEXTS, "coefficients", evolve=swapped),
     )
     one.begin(vector().float(), PublicSignals(0, 1.0))
     expected = run(one, STEPS)
 
-    silo, update = RecordLevelSettings(**EXACT), server(made, 0.01)
+    site, update = RecordLevelSettings(**EXACT), server(made, 0.01)
     model, texts = GlobalModel(vector().float()), TEXTS
     state = update.server.optimizer.init(model.adapter)
     span = PublicSpan(made, TEXTS, "coefficients", evolve=swapped)
     for round in range(1, STEPS + 1):
         sent = []
         for number, half in enumerate(halves):
-            reply = take_part(asked(texts, silo, round, model.adapter), half, made, tmp_path / str(number))
-            read = SiloReply.from_records(reply.to_records(), round, len(texts), 1)
+            reply = take_part(asked(texts, site, round, model.adapter), half, made, tmp_path / str(number))
+            read = SiteReply.from_records(reply.to_records(), round, len(texts), 1)
             assert read.update.shape == (len(texts),), "a number a text goes up, not one a value"
             sent.append(torch.from_numpy(read.update))
         gradients = span.basis(model.adapter, texts, TrainedSubset())
@@ -81,8 +81,8 @@ def test_two_sites_step_as_one_that_holds_all_records(tmp_path: Path) -> None:
 
 
 def test_a_step_in_coefficients_is_charged_as_any_other(tmp_path: Path) -> None:
-    silo = RecordLevelSettings(**PRIVATE)
-    replies = [take_part(asked(TEXTS, silo, round), records(), engine(), tmp_path) for round in range(1, 6)]
+    site = RecordLevelSettings(**PRIVATE)
+    replies = [take_part(asked(TEXTS, site, round), records(), engine(), tmp_path) for round in range(1, 6)]
     assert [reply.steps for reply in replies] == [1, 1, 1, 1, 0]
     assert "budget is spent" in replies[-1].refused
     assert len(replies[-1].update) == 0
@@ -109,7 +109,7 @@ def test_texts_that_are_none_are_refused(offsets: list[int]) -> None:
 def test_coefficients_are_of_one_step() -> None:
     two = replace(asked(TEXTS, RecordLevelSettings(**PRIVATE)), steps=2)
     with pytest.raises(BadMessage, match="steps must be 1"):
-        SiloRequest.from_records(two.to_records())
+        SiteRequest.from_records(two.to_records())
 
 
 def test_the_optimizer_is_told_the_noise_on_the_mean(tmp_path: Path) -> None:

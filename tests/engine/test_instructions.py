@@ -77,7 +77,7 @@ def refusal(message: Message, context: Context, caplog: pytest.LogCaptureFixture
 
 
 def test_a_node_follows_what_its_server_signed(node: Context) -> None:
-    for kind in ("train", "train.silo", "train.secagg_keys", "evaluate"):
+    for kind in ("train", "train.site", "train.secagg_keys", "evaluate"):
         with pytest.raises(Followed):
             given(server().signed(asked(kind=kind)), node)
 
@@ -106,7 +106,7 @@ ALTERED: dict[str, Callable[[Message], Any]] = {
     "another array": changed("ranks", Array(np.array([2])), "arrays"),
     "another record": lambda message: message.content.__setitem__("more", ConfigRecord({})),
     "a record gone": lambda message: message.content.pop("metrics"),
-    "kind of message": lambda message: setattr(message.metadata, "message_type", "train.silo"),
+    "kind of message": lambda message: setattr(message.metadata, "message_type", "train.site"),
     "number": lambda message: message.content[RECORD].__setitem__("sequence", 2**62),
     "signature": lambda message: message.content[RECORD].__setitem__("signature", b"\x00" * 64),
     "form of the number": lambda message: message.content[RECORD].__setitem__("sequence", "1"),

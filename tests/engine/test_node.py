@@ -73,7 +73,7 @@ def test_a_node_prepares_its_records_once(
         open_own(mine, reading, "random:bert", tmp_path / "own")
 
 
-def test_units_of_privacy_are_kept_for_silos(tmp_path: Path) -> None:
+def test_units_of_privacy_are_kept_for_sites(tmp_path: Path) -> None:
     records = [{**row, "patient": f"p{i // 2}"} for i, row in enumerate(rows(1, 6))]
     reading = ReadSettings(
         task="classification",

@@ -26,7 +26,7 @@ from strategies.messages.records import BadMessage
 from tests.cases.node import context, message
 from tests.cases.record_level import engine, records
 from tests.engine.test_many_clients import NUMBER, POPULATION, RATE, assembly, drawn, request, send, settings  # noqa: F401
-from tests.engine.test_participant import SILO
+from tests.engine.test_participant import SITE
 from tests.engine.test_participant import request as steps_of
 
 ROUNDS = FloorStep("round", Poisson(RATE, POPULATION), 2.0, 3)
@@ -54,7 +54,7 @@ def debits(account: Path) -> list[Debit]:
 def test_a_site_debits_what_its_ledger_commits_to_before_it_charges(
     account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lifetime(account, "record", 1.5 * SILO.epsilon)
+    lifetime(account, "record", 1.5 * SITE.epsilon)
     made, data, at = engine(), records(), At(account, state_folder())
     charge, seen = Ledger.charge, list[int]()
 
@@ -68,17 +68,17 @@ def test_a_site_debits_what_its_ledger_commits_to_before_it_charges(
     assert set(seen) == {1}
     (debit,) = debits(account)
     with Ledger.open(tmp_path / "site" / LEDGER, read_only=True) as ledger:
-        assert (debit.run, debit.basis, debit.epsilon) == (ledger.run_id, OWN, SILO.epsilon)
+        assert (debit.run, debit.basis, debit.epsilon) == (ledger.run_id, OWN, SITE.epsilon)
     with caplog.at_level(logging.ERROR):
         reply = take_part(steps_of(1), data, made, tmp_path / "another", at)
     assert (reply.steps, reply.refused) == (
         0,
         "the account of this site's records does not pay for that; its own log says what fits",
     )
-    assert f"privacy.epsilon = {0.5 * SILO.epsilon:g} with privacy.delta" in caplog.text
+    assert f"privacy.epsilon = {0.5 * SITE.epsilon:g} with privacy.delta" in caplog.text
     assert not (tmp_path / "another" / LEDGER).exists()
-    smaller = SILO.replace(epsilon=0.5 * SILO.epsilon)
-    assert take_part(steps_of(1, silo=smaller), data, made, tmp_path / "another", at).steps == 1
+    smaller = SITE.replace(epsilon=0.5 * SITE.epsilon)
+    assert take_part(steps_of(1, site=smaller), data, made, tmp_path / "another", at).steps == 1
     assert len(debits(account)) == 2
 
 

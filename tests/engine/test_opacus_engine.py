@@ -10,7 +10,7 @@ from client.models.lora import LoraSpec
 from client.models.tasks import CausalLM
 from client.models.toy import build as random_model
 from tests.cases.cohorts import build, distance, fresh
-from tests.cases.record_level import EXACT, records, run, silo_training, vector
+from tests.cases.record_level import EXACT, records, run, site_training, vector
 
 
 def rows(engine, adapter, data):
@@ -34,13 +34,13 @@ def test_both_ways_give_the_same_gradients(name):
         assert bool((expected.norm(dim=1) > 0).all())
 
 
-def test_a_silo_trains_by_hooks(tmp_path):
+def test_a_site_trains_by_hooks(tmp_path):
     model, spec, task = build("llama")
     folders = [tmp_path / name for name in ("stacked", "hooks")]
     moved = []
     for folder, engine in zip(folders, (None, OpacusEngine(fresh(model), spec, task, precision="fp64")), strict=True):
         folder.mkdir()
-        moved.append(run(silo_training(folder, records(), made=engine, **EXACT), 2) - vector())
+        moved.append(run(site_training(folder, records(), made=engine, **EXACT), 2) - vector())
     assert distance(moved[1], moved[0]) < 1e-5
 
 

@@ -26,7 +26,7 @@ from strategies.controllers.controller import PublicSignals
 from strategies.optimizers.fedavg import FedAvg
 from strategies.optimizers.optimizer import ServerStep
 from strategies.state_files import classes_of, pack, same_bits, unpack
-from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, silo_training, vector
+from tests.cases.record_level import EXACT, PRIVATE, engine, gradient, records, run, site_training, vector
 
 TEXTS = records(6, seed=9)
 MAPS = {
@@ -40,7 +40,7 @@ MAPS = {
 def trained(folder: Path, method: str, *, evolve: Any = None, texts: Records = TEXTS, **settings: Any) -> Any:
     made = engine()
     given = {**PRIVATE, "steps": 2, **settings}
-    plain = silo_training(folder, records(), made=made, **given)
+    plain = site_training(folder, records(), made=made, **given)
     training = in_public_span(plain, PublicSpan(made, texts, method, rank=3, evolve=evolve))
     training.begin(vector(), PublicSignals(0, None))
     return training

@@ -7,7 +7,7 @@ from client.record_level.calibration import commit
 from client.record_level.settings import RecordLevelSettings
 from privacy.clipping.units import Units
 from strategies.published.adam_ac import PublishedAdamAc
-from tests.cases.record_level import PRIVATE, records, run, silo_training
+from tests.cases.record_level import PRIVATE, records, run, site_training
 
 NAME = "strategies.published.adam_ac:PublishedAdamAc"
 SETTINGS = PRIVATE | {"controller": NAME, "controller_options": {"clip-norm": 0.5, "micro-batch": 2}}
@@ -23,7 +23,7 @@ def test_it_is_refused_without_the_flag():
 
 
 def test_it_runs_under_the_flag_with_its_own_noise_and_stamps_the_ledger(tmp_path):
-    training = silo_training(tmp_path, records(), **SETTINGS | {"not_private": "privacy.non-private = true"})
+    training = site_training(tmp_path, records(), **SETTINGS | {"not_private": "privacy.non-private = true"})
     plan = training.next_release().plan
     sigma = training.planner.info.noise_multiplier(1)
     noise_on_sum = plan.noise_multiplier * plan.clip.bound

@@ -13,7 +13,7 @@ from server.config.load import parse
 from server.config.methods import methods
 from strategies.published.rldp import OF_PAIR, OF_RUN, PublishedRldp, reward, statistics
 from strategies.state_files import classes_of, pack, unpack
-from tests.cases.record_level import PRIVATE, records, run, silo_training
+from tests.cases.record_level import PRIVATE, records, run, site_training
 
 NAME = "strategies.published.rldp:PublishedRldp"
 SETTINGS = PRIVATE | {"steps": 8, "controller": NAME, "controller_options": {"clip-norm": 0.5, "interval": 2}}
@@ -33,7 +33,7 @@ def test_the_policy_of_the_sound_form_reads_another_state():
 
 
 def test_it_runs_under_the_flag_moves_its_thresholds_and_stamps_the_ledger(tmp_path):
-    training = silo_training(tmp_path, records(), **SETTINGS | FLAG)
+    training = site_training(tmp_path, records(), **SETTINGS | FLAG)
     first = training.next_release().plan
     assert first.effective_noise_multiplier == pytest.approx(training.planner.info.noise_multiplier(1))
     assert first.queries == ()
@@ -53,17 +53,17 @@ def test_the_papers_noise_is_what_its_blocks_have_together(tmp_path):
 
     for folder in ("joint", "each", "more"):
         (tmp_path / folder).mkdir()
-    joint = silo_training(tmp_path / "joint", records(), **with_blocks(0)).next_release().plan
+    joint = site_training(tmp_path / "joint", records(), **with_blocks(0)).next_release().plan
     count = len(joint.clip.bounds)
     assert count > 1
-    training = silo_training(tmp_path / "each", records(), **with_blocks(count))
+    training = site_training(tmp_path / "each", records(), **with_blocks(count))
     each = training.next_release().plan
     assert each.effective_noise_multiplier == pytest.approx(joint.effective_noise_multiplier / math.sqrt(count))
     assert each.clip == joint.clip
     run(training, 7)
     assert training.state.controller.scales == pytest.approx([0.0] * count), "it acts after the last step alone"
     with pytest.raises(ValueError, match=f"blocks must be 0 or the number of adapters, {count}, got {count + 1}"):
-        silo_training(tmp_path / "more", records(), **with_blocks(count + 1)).next_release()
+        site_training(tmp_path / "more", records(), **with_blocks(count + 1)).next_release()
 
 
 def test_the_statistics_are_the_papers():
@@ -87,7 +87,7 @@ def test_the_reward_is_utility_per_budget_bounded_below():
 
 
 def test_its_state_survives_a_checkpoint_and_a_step_without_records_changes_nothing(tmp_path):
-    training = silo_training(tmp_path, records(), **SETTINGS | FLAG)
+    training = site_training(tmp_path, records(), **SETTINGS | FLAG)
     run(training, 3)
     state = training.state.controller
     assert training.planner.controller.see(state, training.planner.info, []) is state

@@ -61,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             place, "causal-lm", str(base),
             **{
                 "model.targets": "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "model.rank": 16,
-                "privacy.delta": 1e-5, "silo.batch-size": 60, "evaluation.examples": 0,
+                "privacy.delta": 1e-5, "site.batch-size": 60, "evaluation.examples": 0,
                 "strategy.optimizer": "fedadam", "strategy.optimizer-options.learning-rate": 0.02,
                 "data.validation-records": 20, "data.test-records": HELD_OUT,
                 **(LEARNT if kind == "learnt" else PRIVATE),
@@ -84,7 +84,7 @@ def texts(finished: Runs) -> Callable[[str], tuple[FinishedRun, FinishedRun]]:
     @cache
     def make(kind: str) -> tuple[FinishedRun, FinishedRun]:
         changed = {"canaries": SECRETS, "canary_copies": 2, "canary_kind": kind}
-        few = {"model__name": "lacquer-small", "model__targets": "auto", "privacy__delta": 1e-3, "silo__batch_size": 8}
+        few = {"model__name": "lacquer-small", "model__targets": "auto", "privacy__delta": 1e-3, "site__batch_size": 8}
         private = finished("private", 16, **few, **{f"data__{name}": value for name, value in changed.items()})
         folder = private.folder.with_name(f"learnt-{kind}")
         shutil.copytree(private.folder, folder)

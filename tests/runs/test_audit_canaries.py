@@ -49,7 +49,7 @@ def record_level(place: Path, base: Path, **changes: Any) -> RunConfig:
         place, "causal-lm", str(base),
         **{
             "model.targets": "q_proj,v_proj", "privacy.epsilon": 2.0, "privacy.delta": 1e-5, "rounds": 40,
-            "silo.batch-size": 60, "data.validation-records": 100, "data.test-records": 100, "audit.canaries": CANARIES,
+            "site.batch-size": 60, "data.validation-records": 100, "data.test-records": 100, "audit.canaries": CANARIES,
             "evaluation.every": 40, "evaluation.examples": 0, **changes,
         },
     )  # fmt: skip

@@ -129,7 +129,7 @@ name = "random:bert"
 source = "notes"
 partition = "iid"
 records-per-client = 400
-[silo]
+[site]
 batch-size = 40
 """
 
@@ -184,7 +184,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(words: list[str]) -> list[str]:
     if words[0] != "run" or "--help" in words:
         return words
-    kinds = {"quickstart": QUICKSTART, "silo-quickstart": {**SMALL, "rounds": 8}, "chat": CHAT}
+    kinds = {"quickstart": QUICKSTART, "site-quickstart": {**SMALL, "rounds": 8}, "chat": CHAT}
     settings = kinds.get(words[1], SMALL)
     if any(word.startswith("audit.canaries=") for word in words):
         settings = {**settings, "clients": 400}  # canaries take the places of at most half of them

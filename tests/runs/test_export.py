@@ -214,7 +214,7 @@ def test_a_run_without_a_guarantee_says_so_in_every_form(tmp_path: Path) -> None
 
 
 def test_averaged_adapters_of_several_sites_are_one_when_exported(tmp_path: Path) -> None:
-    changed = {"clients": 2, "silo.steps": 2, "strategy.aggregation": "fedex", "model.targets": "q_proj,v_proj"}
+    changed = {"clients": 2, "site.steps": 2, "strategy.aggregation": "fedex", "model.targets": "q_proj,v_proj"}
     base = str(base_model(tmp_path / "base", "llama", "causal-lm"))
     (tmp_path / "run").mkdir()
     run_inprocess(settings(tmp_path, "causal-lm", base, **changed), tmp_path / "run")

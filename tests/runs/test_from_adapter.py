@@ -316,7 +316,7 @@ def test_it_is_resumed_from_its_own_copy(
     gone, run = tmp_path / "gone", tmp_path / "run"
     shutil.copytree(first, gone)
     run.mkdir()
-    own = config(place, **{"model.adapter": str(gone), "rounds": 3, "silo.checkpoint-every": 1})
+    own = config(place, **{"model.adapter": str(gone), "rounds": 3, "site.checkpoint-every": 1})
     real = Telemetry.round
 
     def broken(telemetry: Telemetry, record: RoundRecord) -> None:

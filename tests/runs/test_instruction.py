@@ -77,7 +77,7 @@ RECORDS = {
     "data.partition": "iid",
     "clients": 1,
     "sampling-rate": 1.0,
-    "silo.batch-size": 4,
+    "site.batch-size": 4,
 }
 
 
@@ -169,7 +169,7 @@ def test_users_records_at_one_site(place: Path, tmp_path: Path) -> None:
 
 
 def test_records_at_several_sites(place: Path, tmp_path: Path) -> None:
-    settings = {**RECORDS, "clients": 2, "privacy.unit": "record", "data.unit-column": "", "silo.steps": 2}
+    settings = {**RECORDS, "clients": 2, "privacy.unit": "record", "data.unit-column": "", "site.steps": 2}
     run_inprocess(asked(place, tmp_path, **settings), tmp_path)
     assert len(results_of(tmp_path)["examples"]) == 2
 

@@ -15,12 +15,12 @@ from tests.engine.data.test_corpora import ENCOUNTER, MAPPING
 
 ONE_ROUND = {
     "dp-lac": ("rounds=1", "data.train-records=200", "clients=50", "sampling-rate=0.2", "privacy.delta=1e-3"),
-    "rldp": ("rounds=1", "data.train-records=200", "privacy.delta=1e-3", "silo.batch-size=16", "silo.warm-up=0"),
-    "dp-adam-ac": ("rounds=1", "data.train-records=200", "privacy.delta=1e-3", "silo.batch-size=16", "silo.warm-up=0"),
+    "rldp": ("rounds=1", "data.train-records=200", "privacy.delta=1e-3", "site.batch-size=16", "site.warm-up=0"),
+    "dp-adam-ac": ("rounds=1", "data.train-records=200", "privacy.delta=1e-3", "site.batch-size=16", "site.warm-up=0"),
     "atdp": ("privacy.delta=1e-3", "data.validation-records=20", "data.records-per-client=200"),
     "pe-sgd": (
-        "rounds=1", "data.train-records=200", "data.validation-records=20", "privacy.delta=1e-3", "silo.batch-size=16",
-        "silo.span.samples=4",
+        "rounds=1", "data.train-records=200", "data.validation-records=20", "privacy.delta=1e-3", "site.batch-size=16",
+        "site.span.samples=4",
     ),
 }  # fmt: skip
 

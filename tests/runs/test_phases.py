@@ -247,11 +247,11 @@ def test_wrong_files_are_refused_in_words(table: dict[str, Any], tmp_path: Path)
         "every phase says what text it reads": {**table, "data": {**table["data"], "sensitive": "weights"}},
         "a run in phases trains at one site": {**table, "privacy": {**table["privacy"], "unit": "client"}},
         "served-average = 0.9 has no effect in a run in phases": {**table, "strategy": {"served-average": 0.9}},
-        "silo.sampling-level = 'example' has no effect in a run in phases": {
+        "site.sampling-level = 'example' has no effect in a run in phases": {
             **table,
             "privacy": {**table["privacy"], "unit": "group"},
             "data": {**table["data"], "unit-column": "who"},
-            "silo": {"sampling-level": "example", "records-per-unit": 2},
+            "site": {"sampling-level": "example", "records-per-unit": 2},
         },
         "privacy.noise = 'discrete' has no effect": {**table, "privacy": {**table["privacy"], "noise": "discrete"}},
         "least-words = 4 must be 0": {**table, "data": {**table["data"], "least-words": 4}},

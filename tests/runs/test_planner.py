@@ -60,7 +60,7 @@ def test_a_thousand_times_the_noise_per_value_at_epsilon_4(
 
 
 def test_a_skeleton_has_the_shape_and_no_weights() -> None:
-    config = load(preset_files()["silo-diabetes"])
+    config = load(preset_files()["site-diabetes"])
     skeleton, (model, _) = load_skeleton("lacquer-small", "causal-lm"), load_base("lacquer-small", "causal-lm")
     assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
     values = trained_values(config, methods(config), skeleton)
@@ -70,7 +70,7 @@ def test_a_skeleton_has_the_shape_and_no_weights() -> None:
 def test_what_is_trained_follows_all_linear() -> None:
     """random:llama has 2 blocks of 7 linear layers, whose A and B together have rank x (in + out) values."""
     keys = {"model.name": "random:llama", "model.targets": "all-linear", "model.layers": 0, "model.rank": 2}
-    config = changed_settings(load(preset_files()["silo-diabetes"]), {**keys, "strategy.aggregation": "plain"})
+    config = changed_settings(load(preset_files()["site-diabetes"]), {**keys, "strategy.aggregation": "plain"})
     model = load_base("random:llama", "causal-lm")[0]
     layers = [m for path, m in model.named_modules() if isinstance(m, nn.Linear) and path != "lm_head"]
     assert len(layers) == 14
@@ -110,9 +110,9 @@ def test_a_hopeless_setting_is_refused_and_its_remedy_is_one() -> None:
 
 
 def test_the_records_of_a_site() -> None:
-    found = planned("silo-diabetes", "--clients", "20000", "--set", "rounds=20")
+    found = planned("site-diabetes", "--clients", "20000", "--set", "rounds=20")
     assert found["unit"] == "record"
-    assert found["recommended"]["settings"]["silo.batch-size"] in (32, 64)
+    assert found["recommended"]["settings"]["site.batch-size"] in (32, 64)
     assert "head alone" not in [one["trained"] for one in found["trained"]]
 
 
@@ -153,17 +153,17 @@ def test_bad_arguments(arguments: list[str], said: str) -> None:
 
 
 def test_several_sites_are_planned_one_by_one() -> None:
-    done = plan("silos")
+    done = plan("sites")
     assert done.exit_code == 2
     assert "plan each by itself" in done.stderr
 
 
-LEVELS = ["silo-quickstart", "--set", "model.name=random:bert", "--set", "rounds=2", "--sampling-levels"]
+LEVELS = ["site-quickstart", "--set", "model.name=random:bert", "--set", "rounds=2", "--sampling-levels"]
 
 
 @pytest.mark.nightly  # most of a minute
 def test_sampling_levels_are_compared_at_the_counts_of_the_site() -> None:
-    few = ["--set", "data.records-per-client=80", "--set", "silo.batch-size=10", "--set", "privacy.delta=1e-3"]
+    few = ["--set", "data.records-per-client=80", "--set", "site.batch-size=10", "--set", "privacy.delta=1e-3"]
     found = planned(*LEVELS, *few)
     assert [one["cap"] for one in found] == [1, 2, 3]
     assert found[2]["records"] == 80
@@ -178,7 +178,7 @@ def test_sampling_levels_are_compared_at_the_counts_of_the_site() -> None:
     [
         (["compare-sst2", "--sampling-levels"], "got privacy.unit = 'client'"),
         ([*LEVELS, "--clients", "100"], "takes nothing but settings"),
-        (["silo-quickstart", "--set", "silo.sampling-level=example", "--clients", "9000"], "compare both by"),
+        (["site-quickstart", "--set", "site.sampling-level=example", "--clients", "9000"], "compare both by"),
     ],
 )
 def test_what_sampling_levels_are_not_for_is_refused(arguments: list[str], reason: str) -> None:

@@ -68,6 +68,6 @@ def test_one_site_protects_every_pair(tmp_path: Path) -> None:
 
 def test_hooks_that_know_no_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"silo.gradients = 'opacus' must be 'stacked' with model.task = 'preference'"
+        ConfigError, match=r"site.gradients = 'opacus' must be 'stacked' with model.task = 'preference'"
     ):
-        settings(tmp_path, "preference", "random:llama", **{"silo.gradients": "opacus"})
+        settings(tmp_path, "preference", "random:llama", **{"site.gradients": "opacus"})

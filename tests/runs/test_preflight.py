@@ -48,7 +48,7 @@ def test_ranks_that_do_not_fit_the_adapter_are_refused_with_their_key(tmp_path: 
         check_adapter(small(tmp_path, **strategy))
 
 
-@pytest.mark.parametrize("preset", ["silo-quickstart", "silos"])
+@pytest.mark.parametrize("preset", ["site-quickstart", "sites"])
 def test_record_level_runs_are_refused_with_the_key_too(preset: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.targets = 'foo'"):
         check_run(ask(preset, ["model.targets=foo"], {}, tmp_path, tmp_path))

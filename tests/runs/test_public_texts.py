@@ -1,4 +1,4 @@
-"""A silo in the span of gradients of its own model's texts: from configuration to artefacts, and after a break."""
+"""A site in the span of gradients of its own model's texts: from configuration to artefacts, and after a break."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def config(cache: Path, method: str, **settings: Any) -> RunConfig:
             "partition": "iid", "records-per-client": 30, "validation-records": 5, "test-records": 5,
             "cache": str(cache),
         },
-        "silo": {"batch-size": 8, "checkpoint-every": 1, "span": {**SPAN, "method": method}},
+        "site": {"batch-size": 8, "checkpoint-every": 1, "span": {**SPAN, "method": method}},
     }  # fmt: skip
     return parse(unflatten({**flatten(table), **settings}))
 
@@ -112,10 +112,10 @@ def test_texts_that_evolved_are_there_after_a_break(
     ("settings", "reason"),
     [
         ({"model.task": "classification", "model.name": "random:bert", "model.targets": "query"}, "causal-lm"),
-        ({"silo.gradients": "opacus"}, "stacked"),
-        ({"silo.span.samples": 7}, "multiple of variants"),
-        ({"silo.span.openings": " | "}, "openings must be non-empty"),
-        ({"silo.span.directions": 60}, "silo.span.directions = 60 must be at most silo.span.samples"),
+        ({"site.gradients": "opacus"}, "stacked"),
+        ({"site.span.samples": 7}, "multiple of variants"),
+        ({"site.span.openings": " | "}, "openings must be non-empty"),
+        ({"site.span.directions": 60}, "site.span.directions = 60 must be at most site.span.samples"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(

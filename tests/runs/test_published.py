@@ -68,7 +68,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "evaluation.held-out": 0.845,  # number 3 is held out
         "evaluation.keep": "best",
     },
-    "sites": {"task": "classification", "unit": "record", "clients": 2, "silo.batch-size": 8, "silo.steps": 2},
+    "sites": {"task": "classification", "unit": "record", "clients": 2, "site.batch-size": 8, "site.steps": 2},
     "secure sums": {
         "task": "classification",
         "unit": "client",
@@ -160,7 +160,7 @@ def train(place: Path, kind: str, said: str) -> Path:
     write_records(place / "people.jsonl", said)
     public = write_public_records(place / "public.jsonl")
     people = {"data.client-column": "who", "data.partition": "natural", "clients": 16, "sampling-rate": 0.5}
-    records = {"clients": 1, "data.client-column": "", "silo.batch-size": 16}
+    records = {"clients": 1, "data.client-column": "", "site.batch-size": 16}
     changed = {
         "privacy.unit": unit,
         "privacy.epsilon": 20.0,

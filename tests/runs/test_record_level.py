@@ -45,7 +45,7 @@ def config(cache: Path, **settings: Any) -> RunConfig:
             "test-records": 10,
             "cache": str(cache),
         },
-        "silo": {"batch-size": 8, "records-per-unit": 1, "checkpoint-every": 4, "warm-up": 1, "schedule": "cosine"},
+        "site": {"batch-size": 8, "records-per-unit": 1, "checkpoint-every": 4, "warm-up": 1, "schedule": "cosine"},
         "evaluation": {"every": 3},
     }
     return parse(unflatten({**flatten(table), **{key.replace("_", "-"): value for key, value in settings.items()}}))
@@ -76,7 +76,7 @@ def test_a_run_leaves_what_a_federation_leaves(cache, tmp_path):
     assert results["label_names"] == ["routine", "urgent"]
 
 
-EXAMPLES = {"silo.sampling-level": "example", "silo.records-per-unit": 2}
+EXAMPLES = {"site.sampling-level": "example", "site.records-per-unit": 2}
 
 
 def test_a_run_that_samples_records_says_so_and_is_charged_as_that(cache, tmp_path):
@@ -155,14 +155,14 @@ def test_without_a_statement_the_guarantee_is_that_of_the_ledger(cache, tmp_path
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"silo.batch-size": 5000}, "batch_size must be <= the number of units"),
+        ({"site.batch-size": 5000}, "batch_size must be <= the number of units"),
         ({"privacy.epsilon": 5000.0}, "privacy.epsilon = 5000 over 6 steps of 8 of"),
         ({"privacy.delta": 0.4}, "delta must be < 1/population"),
         ({"strategy.controller": "dp-lac", "evaluation.every": 1}, "clip-norm"),
         ({"strategy.aggregation": "flora"}, "this is one"),
         ({"clients": 2, "sampling-rate": 1.0}, "clients = 2: .* grid"),
-        ({"silo.warm-up": 6}, "warm_up must be < steps"),
-        ({**EXAMPLES, "silo.batch-size": 500}, "batch_size must be <= the number of records under the cap"),
+        ({"site.warm-up": 6}, "warm_up must be < steps"),
+        ({**EXAMPLES, "site.batch-size": 500}, "batch_size must be <= the number of records under the cap"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(cache, tmp_path, settings, reason):
@@ -175,16 +175,16 @@ def test_bad_input_is_refused_before_anything_is_spent(cache, tmp_path, settings
     ("settings", "reason"),
     [
         ({"local.balance": "prior"}, "local.balance"),
-        ({"silo.steps": 2}, "silo.steps"),
+        ({"site.steps": 2}, "site.steps"),
         ({"data.source": "jsonl:x.jsonl"}, "unit-column"),
         ({**EXAMPLES, "privacy.mode": "filter"}, "privacy.mode = 'filter' with .*'example' must be 'floor'"),
         ({**EXAMPLES, "privacy.unit": "record"}, "privacy.unit = 'record' with .*'example' must be 'group'"),
-        ({**EXAMPLES, "silo.records-per-unit": 0}, "silo.records-per-unit = 0 with .* must be in 1..256"),
+        ({**EXAMPLES, "site.records-per-unit": 0}, "site.records-per-unit = 0 with .* must be in 1..256"),
         ({**EXAMPLES, "audit.canaries": 2}, "audit.canaries = 2 with"),
         ({**EXAMPLES, "clients": 3}, "clients = 3 with .* draw whole units"),
     ],
 )
-def test_settings_that_no_silo_can_have(cache, settings, reason):
+def test_settings_that_no_site_can_have(cache, settings, reason):
     with pytest.raises(ConfigError, match=reason):
         config(cache, **settings)
 
@@ -195,7 +195,7 @@ def test_no_noise_needs_the_flag_and_is_stamped(cache, tmp_path):
     folder = tmp_path / "run"
     run(
         config(
-            cache, **{"privacy.noise": "insecure-zero", "privacy.non-private": True, "rounds": 2, "silo.warm-up": 0}
+            cache, **{"privacy.noise": "insecure-zero", "privacy.non-private": True, "rounds": 2, "site.warm-up": 0}
         ),
         folder,
     )
@@ -211,8 +211,8 @@ def test_records_of_a_language_model(cache, tmp_path):
         cache,
         **{
             "data.source": f"jsonl:{tmp_path / 'texts.jsonl'}", "privacy.unit": "record", "model.task": "causal-lm",
-            "model.name": "random:llama", "model.targets": "q_proj,v_proj", "rounds": 2, "silo.warm-up": 0,
-            "silo.gradients": "opacus",
+            "model.name": "random:llama", "model.targets": "q_proj,v_proj", "rounds": 2, "site.warm-up": 0,
+            "site.gradients": "opacus",
         },
     )  # fmt: skip
     assert len(assemble_record_level(settings).index) == 40

@@ -1,4 +1,4 @@
-"""Cells of a sweep whose base is one silo; the command's own road for bad input."""
+"""Cells of a sweep whose base is one site; the command's own road for bad input."""
 
 import json
 import tomllib
@@ -40,7 +40,7 @@ partition = "iid"
 validation-records = 6
 test-records = 6
 cache = "CACHE"
-[silo]
+[site]
 batch-size = 5
 """
 SWEEP = """
@@ -66,9 +66,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
+def test_a_site_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     _, cells = read_cells(folder / "tiny.toml", folder)
-    assert [cell.kind for cell in cells] == ["silo", "silo"]
+    assert [cell.kind for cell in cells] == ["site", "site"]
     assert cells[0].digest != cells[1].digest
     place = folder / "run"
     place.mkdir()
@@ -81,14 +81,14 @@ def test_a_silo_cell_is_run_and_measured_by_perplexity(folder: Path) -> None:
     assert entry["expected_cohort"] == 5
     assert [step for step, _ in entry["curve"]] == [1, 2]
     assert entry["epsilon_stated"] <= 2.0
-    assert entry["kind"] == "silo"
+    assert entry["kind"] == "site"
 
 
 @pytest.mark.parametrize("name", ["records-diabetes", "records-diabetes-paper"])
 def test_the_sweep_of_the_records_is_sound_as_far_as_can_be_told_without_the_data(name: str) -> None:
     found, cells = read_cells(SWEEPS / f"{name}.toml", Path("/nowhere"))
     assert found == name
-    assert {cell.kind for cell in cells} == {"silo"}
+    assert {cell.kind for cell in cells} == {"site"}
     assert {cell.config.seed for cell in cells if "tuning" not in cell.grid} == {0, 1, 2}
     assert {cell.config.seed for cell in cells if "tuning" in cell.grid} == {100}
     epsilons = {(cell.variant, cell.config.privacy.epsilon) for cell in cells if "epsilon" in cell.grid}
@@ -136,7 +136,7 @@ def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> N
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["run", "BASE", "--set", "silo.batch-size=1000"], "batch_size must be <= the number of units"),
+        (["run", "BASE", "--set", "site.batch-size=1000"], "batch_size must be <= the number of units"),
         (["run", "BASE", "--set", "data.unit-column=doctor"], "doctor"),
         (
             ["run", "BASE", "--set", "data.detector=high-entitty"],
@@ -145,7 +145,7 @@ def test_every_method_of_the_paper_s_scale_is_calibrated_at_every_epsilon() -> N
         (["run", "BASE", "--workers", "2"], "leave out --engine and --workers"),
     ],
 )
-def test_the_command_refuses_what_cannot_be_a_silo(folder: Path, monkeypatch, arguments, reason) -> None:
+def test_the_command_refuses_what_cannot_be_a_site(folder: Path, monkeypatch, arguments, reason) -> None:
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, [argument.replace("BASE", "base.toml") for argument in arguments])
     assert result.exit_code == 2

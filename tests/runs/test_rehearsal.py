@@ -206,7 +206,7 @@ def test_a_deployment_is_rehearsed_without_its_records(unit: str, tmp_path: Path
     ("broken", "make", "says"),
     [
         ("simulations.engines.rehearsal.write_classifier", over_clients, "exporting"),
-        ("client.record_level.synthetic_texts.Synthesiser.evolve_texts", in_span, "writing texts for silo.span"),
+        ("client.record_level.synthetic_texts.Synthesiser.evolve_texts", in_span, "writing texts for site.span"),
     ],
 )
 def test_a_stage_that_fails_is_named(
@@ -223,6 +223,6 @@ def test_a_stage_that_fails_is_named(
 @pytest.mark.parametrize(("key", "value"), [("samples", 5), ("directions", 7)])
 def test_a_span_of_texts_is_refused_by_its_settings(key: str, value: int, tmp_path: Path) -> None:
     table = in_span(tmp_path / "cache").to_table()
-    table["silo"]["span"] |= {"method": "projection", "directions": 2, key: value}
-    with pytest.raises(ValueError, match=rf"^silo\.span\.{key} = {value} must be .*$"):
+    table["site"]["span"] |= {"method": "projection", "directions": 2, key: value}
+    with pytest.raises(ValueError, match=rf"^site\.span\.{key} = {value} must be .*$"):
         parse(table)

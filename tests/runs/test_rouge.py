@@ -21,9 +21,9 @@ from server.config.schema import RunConfig
 from server.evaluation.answers import SCORES, adapter_answers
 from server.run_folder.resume import check_resumable
 from server.runs.assembly import data_spec
-from server.runs.cross_silo import final_adapter
 from server.runs.phase_config import parse_phases
-from server.runs.record_level_assembly import assemble_cross_silo, assemble_record_level
+from server.runs.record_level_assembly import assemble_record_level, assemble_sites
+from server.runs.sites import final_adapter
 from server.runs.start import run_in_folder
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
@@ -31,7 +31,7 @@ from simulations.report.page import loading_code, write_report
 from simulations.report.read_run import read_run
 from simulations.report.summary import print_summary
 from strategies.adapter.residual import pairs, residual_size
-from strategies.cross_silo import GlobalModel
+from strategies.sites import GlobalModel
 from tests.cases.phases import train
 
 MODEL = {
@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(place: Path, **settings: Any) -> RunConfig:
-    """One silo; a long warm start, so that its summaries say something."""
+    """One site; a long warm start, so that its summaries say something."""
     table = {
         "rounds": 2,
         "clients": 1,
@@ -75,7 +75,7 @@ def config(place: Path, **settings: Any) -> RunConfig:
             "test-records": 10,
             "cache": str(place / "cache"),
         },
-        "silo": {"batch-size": 8},
+        "site": {"batch-size": 8},
         "evaluation": {"rouge-records": ASKED, "rouge-tokens": 20},
         "engine": {"kind": "inprocess", "workers": 1},
     }
@@ -115,15 +115,15 @@ def independent(settings: RunConfig, folder: Path) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def silo(place: Path) -> Path:
-    folder = place / "silo"
+def site(place: Path) -> Path:
+    folder = place / "site"
     run(config(place), folder)
     return folder
 
 
 @pytest.mark.slow
-def test_the_scores_are_those_of_the_saved_adapter(place, silo):
-    results, expected = results_of(silo), independent(config(place), silo)
+def test_the_scores_are_those_of_the_saved_adapter(place, site):
+    results, expected = results_of(site), independent(config(place), site)
     assert 0.2 < expected["rougeL"] < 1, "a score that any adapter gets shows nothing"
     for kind, value in expected.items():
         assert results[f"test_{kind}"] == pytest.approx(value, abs=1e-6)
@@ -134,27 +134,27 @@ def test_the_scores_are_those_of_the_saved_adapter(place, silo):
 
 
 @pytest.mark.slow
-def test_card_report_and_summary_say_them(silo, capsys, monkeypatch):
-    results = results_of(silo)
+def test_card_report_and_summary_say_them(site, capsys, monkeypatch):
+    results = results_of(site)
     terms = f"over {ASKED} test records, greedy decoding, at most 20 new tokens"
     line = ", ".join(f"{name} {results[key]:.3f}" for key, name in SCORES.items())
-    card = (silo / "adapter" / "README.md").read_text()
+    card = (site / "adapter" / "README.md").read_text()
     assert line in card
     assert terms in card
-    page = write_report(silo).read_text()
+    page = write_report(site).read_text()
     assert "Test ROUGE-L" in page
     assert f"{results['test_rougeL']:.3f}" in page
     assert line.rpartition(",")[0] in page
     assert terms in page
     monkeypatch.setenv("COLUMNS", "500")
-    print_summary(silo)
+    print_summary(site)
     assert line in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_card_write_a_summary(silo, monkeypatch, capsys):
-    monkeypatch.chdir(silo.parents[1])
-    code = loading_code(read_run(silo))
+def test_the_lines_of_the_card_write_a_summary(site, monkeypatch, capsys):
+    monkeypatch.chdir(site.parents[1])
+    code = loading_code(read_run(site))
     assert code is not None
     exec(code.replace('"a text"', '"3: once more"'), {})
     assert capsys.readouterr().out.startswith("They will meet")
@@ -163,7 +163,7 @@ def test_the_lines_of_the_card_write_a_summary(silo, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_run_that_breaks_off_goes_on_to_the_same_end(place, tmp_path, monkeypatch):
     folder, whole = tmp_path / "run", PrivateSgd.step
-    settings = config(place, **{"rounds": 3, "silo.checkpoint-every": 1})
+    settings = config(place, **{"rounds": 3, "site.checkpoint-every": 1})
 
     def breaks(training: PrivateSgd) -> Any:
         if training.state.round == 1:
@@ -177,7 +177,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_end(place, tmp_path, monkeypa
     monkeypatch.undo()
     # what is measured at the end may be set anew: a run must not be stuck there
     (folder / "config.toml").write_text(
-        config(place, **{"rounds": 3, "silo.checkpoint-every": 1, "evaluation.rouge-records": 4}).to_toml()
+        config(place, **{"rounds": 3, "site.checkpoint-every": 1, "evaluation.rouge-records": 4}).to_toml()
     )
     run(check_resumable(folder), folder, resume=True)
     results = results_of(folder)
@@ -198,26 +198,26 @@ def test_a_federation_of_clients_ends_with_them(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, silo):
-    ready = assemble_cross_silo(config(place, clients=2))
+def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, site):
+    ready = assemble_sites(config(place, clients=2))
     layout, spec = ready.layout, ready.spec
-    trained = load_peft(silo / "adapter", layout)
+    trained = load_peft(site / "adapter", layout)
     residual = torch.zeros(residual_size(layout))
     for pair in pairs(layout):  # all that was learnt is in the base, and the adapter is the first
         pair.of(residual)[:] = spec.scale * pair.b.of(trained) @ pair.a.of(trained)
     final = final_adapter(ready, GlobalModel(ready.start, residual))
     moved = adapter_answers(ready.config, ready.data.test, *final)
     plain = adapter_answers(ready.config, ready.data.test, ready.start, layout, spec)
-    assert moved["test_rougeL"] == pytest.approx(results_of(silo)["test_rougeL"], abs=1e-6) != plain["test_rougeL"]
+    assert moved["test_rougeL"] == pytest.approx(results_of(site)["test_rougeL"], abs=1e-6) != plain["test_rougeL"]
 
 
 @pytest.mark.slow
-def test_a_federation_of_silos_ends_with_them(place, tmp_path):
+def test_a_federation_of_sites_ends_with_them(place, tmp_path):
     settings = config(place, clients=2, **{"strategy.aggregation": "fedex", "public.warm-start-epochs": 0})
     (tmp_path / "run").mkdir()
     run_inprocess(settings, tmp_path / "run")
     results, expected = results_of(tmp_path / "run"), independent(settings, tmp_path / "run")
-    assert results["test_rougeL"] == pytest.approx(expected["rougeL"], abs=1e-6)  # of hardly trained silos
+    assert results["test_rougeL"] == pytest.approx(expected["rougeL"], abs=1e-6)  # of hardly trained sites
     assert results["rouge_records"] == ASKED
     assert "ROUGE-L" in (tmp_path / "run" / "adapter" / "README.md").read_text()
 
@@ -258,9 +258,9 @@ def test_longer_summaries_than_records_hold_are_refused(place):
 def test_a_missing_package_is_told_before_anything_starts(place, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: None
                         if name == "rouge_score" else find(name))  # fmt: skip
-    (tmp_path / "silo.toml").write_text(config(place).to_toml())
+    (tmp_path / "site.toml").write_text(config(place).to_toml())
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["run", "silo.toml"])
+    result = CliRunner().invoke(app, ["run", "site.toml"])
     assert result.exit_code == 2
     assert "evaluation.rouge-records = 6 needs the package rouge-score" in result.output
     assert "model.targets" not in result.output

@@ -105,7 +105,7 @@ def test_without_noise_the_answers_are_exact(question: Question) -> None:
     assert found["records_per_unit"]["shares"]["3-4"] == pytest.approx(np.isin(sizes, (3, 4)).mean())
     assert found["tokens_per_text"]["cut_at"][4 * 64] == pytest.approx((lengths > 256).mean(), abs=0.02)
     assert found["advice"]["clients"] == (sizes > 0).sum()
-    assert found["advice"]["silo.records-per-unit"] == 8
+    assert found["advice"]["site.records-per-unit"] == 8
     assert found["advice"]["model.max-length"] == 192
 
 

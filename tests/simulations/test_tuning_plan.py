@@ -128,8 +128,8 @@ def test_refusals_name_cell_key_and_both_values(cells: list[Cell]) -> None:
     other = replace(cells[1], config=cells[1].config.model_copy(update={"seed": 4}))
     with pytest.raises(ConfigError, match=r"g/loose/seed=0: seed = 4, and g/fixed/seed=0 has 0: .*--only"):
         refuse_unlike([cells[0], other])
-    silo = cells[1].config.silo.model_copy(update={"sampling_level": "example"})
-    with pytest.raises(ConfigError, match=r"g/loose/seed=0: silo\.sampling-level = 'example' must be 'user'"):
-        refuse_unlike([cells[0], replace(cells[1], config=cells[1].config.model_copy(update={"silo": silo}))])
+    site = cells[1].config.site.model_copy(update={"sampling_level": "example"})
+    with pytest.raises(ConfigError, match=r"g/loose/seed=0: site\.sampling-level = 'example' must be 'user'"):
+        refuse_unlike([cells[0], replace(cells[1], config=cells[1].config.model_copy(update={"site": site}))])
     with pytest.raises(ConfigError, match="'public-only' takes no part"):
         refuse_unlike([cells[0], replace(cells[1], kind="public-only")])

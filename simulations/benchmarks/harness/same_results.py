@@ -51,20 +51,20 @@ _CLIENTS = _SMALL | {
 }  # fmt: skip
 _RECORDS = _SMALL | {
     "rounds": "4", "model.max-length": "16", "data.records-per-client": "60", "data.validation-records": "20",
-    "data.test-records": "10", "silo.batch-size": "8", "silo.records-per-unit": "1", "evaluation.every": "2",
-    "silo.checkpoint-every": "3", "silo.warm-up": "1", "public.warm-start-epochs": "1",
+    "data.test-records": "10", "site.batch-size": "8", "site.records-per-unit": "1", "evaluation.every": "2",
+    "site.checkpoint-every": "3", "site.warm-up": "1", "public.warm-start-epochs": "1",
 }  # fmt: skip
 _SITES = _SMALL | {
     "rounds": "2", "model.max-length": "16", "data.records-per-client": "40", "data.validation-records": "20",
-    "data.test-records": "10", "silo.batch-size": "8", "silo.records-per-unit": "1", "silo.steps": "2",
+    "data.test-records": "10", "site.batch-size": "8", "site.records-per-unit": "1", "site.steps": "2",
 }  # fmt: skip
 _TEXTS = {
     "model.name": "random:llama", "data.source": "notes", "data.test-source": "", "model.max-length": "16",
     "model.rank": "2", "data.validation-records": "20", "data.test-records": "20", "privacy.delta": "1e-3",
 }  # fmt: skip
 _SPAN = _TEXTS | {
-    "rounds": "3", "data.train-records": "40", "data.records-per-client": "40", "silo.batch-size": "10",
-    "silo.span.samples": "8",
+    "rounds": "3", "data.train-records": "40", "data.records-per-client": "40", "site.batch-size": "10",
+    "site.span.samples": "8",
 }  # fmt: skip
 _QUICK = {"batch-size = 256": "batch-size = 10", "steps = 100": "steps = 4", "steps = 20": "steps = 3"} | {
     "noise-multiplier = 4.0": "noise-multiplier = 8.0", "learning-rate = 1e-3": "learning-rate = 1e-2"
@@ -121,21 +121,21 @@ CASES = {
         | {"privacy.delta": "1e-3"},
         _on("inprocess"),
     ),
-    "records, groups": Case("silo-quickstart", _RECORDS),
+    "records, groups": Case("site-quickstart", _RECORDS),
     "records, RL": Case(
-        "silo-quickstart",
+        "site-quickstart",
         _RECORDS | {"strategy.controller": "rl", "privacy.unit": "record", "evaluation.every": "1"},
     ),
-    "records, AdaCliP": Case("silo-quickstart", _RECORDS | {"strategy.controller": "adaclip"}),
+    "records, AdaCliP": Case("site-quickstart", _RECORDS | {"strategy.controller": "adaclip"}),
     "records, DC-SGD-E, RoLoRA": Case(
-        "silo-quickstart",
+        "site-quickstart",
         _RECORDS | {"strategy.controller": "dc-sgd-e", "strategy.aggregation": "rolora", "privacy.epsilon": "20"},
     ),
-    "records, Opacus": Case("silo-quickstart", _RECORDS | _LLAMA | {"silo.gradients": "opacus"}),
+    "records, Opacus": Case("site-quickstart", _RECORDS | _LLAMA | {"site.gradients": "opacus"}),
     "records, PE-SGD": Case("pe-sgd", _SPAN),
-    "records, PDP-SGD": Case("pe-sgd", _SPAN | {"silo.span.method": "projection", "silo.span.directions": "4"}),
-    "sites": Case("silos", _SITES, _on("inprocess")),
-    "sites, FedEx": Case("silos", _SITES | {"strategy.aggregation": "fedex"}, _on("inprocess")),
+    "records, PDP-SGD": Case("pe-sgd", _SPAN | {"site.span.method": "projection", "site.span.directions": "4"}),
+    "sites": Case("sites", _SITES, _on("inprocess")),
+    "sites, FedEx": Case("sites", _SITES | {"strategy.aggregation": "fedex"}, _on("inprocess")),
     "phases, JFT": Case("atdp", _TEXTS | {"data.records-per-client": "80"}, phases=True),
     "phases, DP": Case("dp-atdp", _TEXTS | {"data.records-per-client": "80"}, phases=True),
 }

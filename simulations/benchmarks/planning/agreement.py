@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "SST-2, 10 records a client, three layers": ("compare-sst2", {**SST2, "model.layers": 3}),
     "SST-2, 10 records a client, head alone": ("compare-sst2", {**SST2, "model.targets": "", "model.layers": 0}),
     "Diabetes 130, one record": (
-        "silo-diabetes",
+        "site-diabetes",
         # a site records the steps that it evaluates
         {"rounds": 40, "data.test-limit": 50, "data.validation-records": 20, "evaluation.every": 1},
     ),
@@ -94,7 +94,7 @@ def main(
     for name, (preset, changes) in CASES.items():
         if not name.startswith(only):
             continue
-        head = {"strategy.controller-options.head": not preset.startswith("silo-")}
+        head = {"strategy.controller-options.head": not preset.startswith("site-")}
         config = absolute_paths(load(preset_files()[preset], {**QUIET, **changes, **head}), data.resolve())
         with TemporaryDirectory() as folder:
             run_inprocess(config, Path(folder))

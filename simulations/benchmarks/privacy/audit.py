@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "privacy.unit": "record", "privacy.delta": 1e-5,
     "strategy.controller": "fixed", "strategy.controller-options": {"clip-norm": 0.5},
     "strategy.optimizer": "fedadam", "strategy.optimizer-options": {"learning-rate": 0.02},
-    "silo.batch-size": 100,
+    "site.batch-size": 100,
     "model.name": "lacquer-small", "model.task": "causal-lm", "model.targets": "auto",
     "model.rank": 16, "model.max-length": 48,
     "data.source": "notes", "data.partition": "iid", "data.records-per-client": 350,

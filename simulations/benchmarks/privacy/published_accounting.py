@@ -102,7 +102,7 @@ def main() -> None:
     """Account both papers and write the results."""
     adam = {"rate": f"1/{ADAM_AC_BATCHES}", "steps": ADAM_AC_BATCHES, "lines": adam_ac_lines()}
     rl = {"population": RLDP_POPULATION, "batch": RLDP_BATCH, "steps": RLDP_STEPS, "lines": rldp_lines()}
-    write("silo_accounting", {"delta": DELTA, "adam_ac": adam, "rldp": rl})
+    write("site_accounting", {"delta": DELTA, "adam_ac": adam, "rldp": rl})
 
 
 def adam_ac(results: Row) -> str:

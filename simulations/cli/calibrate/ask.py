@@ -96,7 +96,7 @@ def _page(found: Mapping[str, Any], preset: str) -> list[str]:
         shares = [f"{name}: {100 * share:.1f} %" for name, share in found["labels"].items()]
         lines.append(f"Labels, a mean over {unit}s  " + ",  ".join(shares))
     of_clients = ("clients", "sampling-rate", "model.max-length")
-    fits = of_clients if found["unit"] == "client" else ("model.max-length", "silo.records-per-unit")
+    fits = of_clients if found["unit"] == "client" else ("model.max-length", "site.records-per-unit")
     changed = " ".join(f"--set {key}={value}" for key, value in found["advice"].items() if key in fits and value)
     return [*lines, f"  lacquer run {preset} {changed}"]
 

@@ -48,7 +48,7 @@ def evolve_command(
             raise ValueError(
                 f"{place / LEDGER_FILE}: its votes were paid for; --folder OTHER asks again, and costs as much again"
             )
-        if run.is_deployed or run.cross_silo:
+        if run.is_deployed or run.several_sites:
             raise ValueError(
                 "votes are taken of records that are here: of a simulation's clients, or of one site (clients = 1); "
                 f"got data.held-by = {run.data.held_by!r}, clients = {run.clients}"

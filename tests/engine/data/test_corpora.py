@@ -137,15 +137,15 @@ def test_patients_are_units_and_never_on_both_sides(hospital, tmp_path):
         cache=str(tmp_path),
     )
     data = prepare(spec)
-    silo = data.client(0)
-    assert silo.units is not None
+    site = data.client(0)
+    assert site.units is not None
     assert data.validation.units is None
     assert sum(data.meta["records"].values()) == len(corpora.read(spec.source, "data.source")) + 6
-    sizes = np.bincount(silo.units)  # patients have two encounters here, but for the first two of the table
+    sizes = np.bincount(site.units)  # patients have two encounters here, but for the first two of the table
     assert 6 <= (sizes == 1).sum() <= 8  # every copy of a canary is a unit of its own
-    assert (sizes == 2).sum() == (len(silo) - (sizes == 1).sum()) / 2 > 50
-    chosen = silo.select([3, 1])
-    assert chosen.units.tolist() == [silo.units[3], silo.units[1]]
+    assert (sizes == 2).sum() == (len(site) - (sizes == 1).sum()) / 2 > 50
+    chosen = site.select([3, 1])
+    assert chosen.units.tolist() == [site.units[3], site.units[1]]
 
 
 def test_dialogues_are_conversations(tmp_path):

@@ -36,7 +36,7 @@ KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "se
 KEPT |= {"data.separator": "", "data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
 KEPT |= {"engine.attention": "sdpa", "privacy.noise-correlation": "none", "privacy.bands": 0, "data.nodes": 0}
 KEPT |= {"privacy.buffers": 0}
-KEPT |= {"silo.sampling-level": "user", "evaluation.data": "public"}
+KEPT |= {"site.sampling-level": "user", "evaluation.data": "public"}
 
 
 def others(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
@@ -289,3 +289,17 @@ def test_nodes_may_have_many_clients_each() -> None:
 )
 def test_what_nodes_with_many_clients_cannot_do_is_refused(change: dict[str, Any], words: str) -> None:
     assert words in refusal(change)
+
+
+def test_a_table_of_an_older_file_is_read_under_its_new_name(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text(
+        'clients = 1\nsampling-rate = 1.0\nprivacy.unit = "record"\nstrategy.controller = "fixed"\n'
+        "[silo]\nbatch-size = 7\n"
+    )
+    assert load(file).site.batch_size == 7
+    assert load(file, {"silo.batch-size": 8}).site.batch_size == load(file, {"site.batch-size": 8}).site.batch_size == 8
+    assert "[silo" not in load(file).to_toml()
+    file.write_text("[silo]\nbatch-size = 7\n[site]\nsteps = 2\n")
+    with pytest.raises(ConfigError, match=r"\[silo\] is an older name of \[site\], and both are given; keep one"):
+        load(file)

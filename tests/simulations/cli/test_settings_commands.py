@@ -56,8 +56,8 @@ def test_a_preset_is_shown_with_its_time_here_and_its_needs(slow: None) -> None:
     assert "Needs: files of the data set (data.source); the extra" in shown
     assert 'label-column = "label"' in shown
     listed = {one["name"]: one for one in json.loads(lacquer("presets", "--json"))}
-    assert listed["silo-samsum"]["needs"]["text"].endswith("rouge-score (the extra [chat])")
-    assert listed["silo-diabetes-paper"]["needs"]["time"] == "not measured"
+    assert listed["site-samsum"]["needs"]["text"].endswith("rouge-score (the extra [chat])")
+    assert listed["site-diabetes-paper"]["needs"]["time"] == "not measured"
     assert "Time:" not in listed["quickstart"]["about"]
     assert CliRunner().invoke(app, ["presets", "quikstart"]).exit_code == 2
 
@@ -107,7 +107,7 @@ def test_help_begins_with_run() -> None:
     ("typed", "offered"),
     [
         ("lacquer run quick", "quickstart"),
-        ("lacquer presets silo-quick", "silo-quickstart"),
+        ("lacquer presets site-quick", "site-quickstart"),
         ("lacquer sweep records-diabetes-w", "records-diabetes-why"),
         ("lacquer run --set privacy.eps", "privacy.epsilon="),
     ],

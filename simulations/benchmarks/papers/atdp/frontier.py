@@ -128,13 +128,13 @@ class Start:
         run = self._phase_run(arm)
         phase = run.config.private_phases[0]
         phase = replace(phase, optimizer_options={**phase.optimizer_options, "learning-rate": rate})
-        silo, index = run.config.record_level(phase, run.guarantee.not_private), [*run.index.values()][-1]
+        site, index = run.config.record_level(phase, run.guarantee.not_private), [*run.index.values()][-1]
         with tempfile.TemporaryDirectory() as folder:
             ledger = run.ledger(Path(folder))
             assert ledger is not None
             with ledger:
                 sampler, multipliers = CohortSampler.create(), run.planned.multipliers[0]
-                training = private_training(silo, run.engine, index, ledger, multipliers, sampler)
+                training = private_training(site, run.engine, index, ledger, multipliers, sampler)
                 if arm == "noise alone":
                     training.gradients = Unread()  # type: ignore[assignment]
                 training.begin(self.adapter, PublicSignals(0, None))

@@ -66,4 +66,4 @@ def _name(row: Row) -> str:
 
 
 def _sent(row: Row) -> int:
-    return int(row["dimension"]) if row["variant"] == NAMES["dp-sgd"] else load(find("silos-pubmed")).silo.span.samples
+    return int(row["dimension"]) if row["variant"] == NAMES["dp-sgd"] else load(find("sites-pubmed")).site.span.samples

@@ -60,7 +60,7 @@ def falling(seed: Seed) -> Tensor:
 def step_of(seed: Seed, method: str) -> Tensor:
     """The change of the trained values by one release, float64 ``[d]``."""
     layout = seed.bench.engine.layout
-    with seed.training(method, seed.silo(method, "fedavg", {"learning-rate": 1.0})) as training:
+    with seed.training(method, seed.site(method, "fedavg", {"learning-rate": 1.0})) as training:
         training.step()
         return (layout.trainable_values(training.state.adapter) - layout.trainable_values(seed.start)).double()
 

@@ -210,7 +210,7 @@ class Seed:
         span = PublicSpan(bench.engine, self.texts, "projection", rank=chosen.directions)
         self.bounds = public_bounds(span, self.start, TrainedSubset())
 
-    def silo(self, method: str, optimizer: str, options: dict[str, Any]) -> RecordLevelSettings:
+    def site(self, method: str, optimizer: str, options: dict[str, Any]) -> RecordLevelSettings:
         """The settings of a method; thresholds are medians over the first synthetic texts."""
         chosen, (whole, embedded, _) = self.bench.settings, self.bounds
         return RecordLevelSettings(
@@ -227,15 +227,15 @@ class Seed:
         )
 
     @contextmanager
-    def training(self, method: str, silo: RecordLevelSettings) -> Iterator[PrivateSgd]:
+    def training(self, method: str, site: RecordLevelSettings) -> Iterator[PrivateSgd]:
         """A training that has begun at the start, on a ledger of its own."""
         bench, kind, index = self.bench, METHODS[method], UnitIndex.of(self.private, grouped=False)
-        commitment, multipliers = commit(silo, len(index))
+        commitment, multipliers = commit(site, len(index))
         with (
             tempfile.TemporaryDirectory() as folder,
             Ledger.create(Path(folder) / "ledger.jsonl", commitment) as ledger,
         ):
-            training = private_training(silo, bench.engine, index, ledger, multipliers, CohortSampler.create())
+            training = private_training(site, bench.engine, index, ledger, multipliers, CohortSampler.create())
             if kind is not None:
                 evolve = self.synthesiser.evolve_texts if method == "PE-SGD" else None
                 span = PublicSpan(bench.engine, self.texts, kind, bench.settings.directions, self.bounds[2], evolve)
@@ -247,9 +247,9 @@ class Seed:
         """Train once; what is reported of it."""
         chosen, bench, began = self.bench.settings, self.bench, time.process_time()
         adam = {"learning-rate": rate, "bias-correction": False, "beta2": 0.999, "weight-decay": 0.01}
-        silo = self.silo(method, "fedadamw", adam)
+        site = self.site(method, "fedadamw", adam)
         losses = []
-        with self.training(method, silo) as training:
+        with self.training(method, site) as training:
             for step in range(1, chosen.steps + 1):
                 training.step()
                 training.observe(PublicSignals(step, None))
@@ -269,7 +269,7 @@ class Seed:
             "base_loss": round(self.base_loss, 5),
             "epsilon": spent,
             "noise_multiplier": multiplier,
-            "clip_norm": silo.controller_options["clip-norm"],
+            "clip_norm": site.controller_options["clip-norm"],
             "values": bench.engine.layout.dim,
             "cpu_seconds": round(time.process_time() - began, 1),
         }

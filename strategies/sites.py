@@ -74,7 +74,7 @@ Combine = Callable[[GlobalModel, Sequence[Float[Tensor, " size"]], Place], Globa
 
 
 @dataclass(frozen=True)
-class SiloAnswer:
+class SiteAnswer:
     """The checked reply of one site.
 
     Attributes:
@@ -82,7 +82,7 @@ class SiloAnswer:
         refused: why it took none or fewer than asked.
     """
 
-    silo: int
+    site: int
     update: Float[Tensor, " size"] | None
     steps: int
     refused: str
@@ -201,12 +201,12 @@ class SpanUpdate:
         return replace(model, adapter=after.adapter, average=average), after.optimizer
 
 
-def updates_of(answers: Iterable[SiloAnswer], round: int) -> list[Tensor]:
+def updates_of(answers: Iterable[SiteAnswer], round: int) -> list[Tensor]:
     """The updates that the sites sent, in one order: sums of floats depend on it. Refusals are logged."""
     updates = []
-    for answer in sorted(answers, key=lambda answer: answer.silo):
+    for answer in sorted(answers, key=lambda answer: answer.site):
         if answer.refused:
-            log.warning("round %d: site %d took %d steps: %s", round, answer.silo, answer.steps, answer.refused)
+            log.warning("round %d: site %d took %d steps: %s", round, answer.site, answer.steps, answer.refused)
         if answer.update is not None:
             updates.append(answer.update)
     if not updates:
@@ -214,7 +214,7 @@ def updates_of(answers: Iterable[SiloAnswer], round: int) -> list[Tensor]:
     return updates
 
 
-def next_model(model: GlobalModel, answers: Iterable[SiloAnswer], combine: Combine, place: Place) -> GlobalModel:
+def next_model(model: GlobalModel, answers: Iterable[SiteAnswer], combine: Combine, place: Place) -> GlobalModel:
     """The next global model; the old one if no site took a step. Refusals are logged, and the round continues.
 
     With a served average the newest adapter counts ``1 - factor`` in it, more in the first rounds.

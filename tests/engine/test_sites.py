@@ -1,4 +1,4 @@
-"""How the server puts silos together whose updates are private already."""
+"""How the server puts sites together whose updates are private already."""
 
 import logging
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from strategies.adapter.layout import AdapterLayout, Entry
 from strategies.adapter.residual import pairs, residual_size
 from strategies.aggregations.individual import FedEx, FedGsa, Flora
-from strategies.cross_silo import GlobalModel, Place, SiloAnswer, add_mean, combine_of, next_model
+from strategies.sites import GlobalModel, Place, SiteAnswer, add_mean, combine_of, next_model
 from tests.cases.record_level import engine, vector
 
 LAYOUT = engine().layout
@@ -35,7 +35,7 @@ def weights(model: GlobalModel) -> list[Tensor]:
 
 def test_refusals_are_logged_and_the_round_goes_on(caplog):
     start = GlobalModel(torch.zeros(LAYOUT.size))
-    answers = [SiloAnswer(1, None, 0, "budget is spent"), SiloAnswer(0, torch.ones(LAYOUT.size), 2, "")]
+    answers = [SiteAnswer(1, None, 0, "budget is spent"), SiteAnswer(0, torch.ones(LAYOUT.size), 2, "")]
     with caplog.at_level(logging.WARNING):
         found = next_model(start, answers, add_mean, place())
     assert torch.equal(found.adapter, torch.ones(LAYOUT.size))
@@ -45,12 +45,12 @@ def test_refusals_are_logged_and_the_round_goes_on(caplog):
 
 
 @pytest.mark.parametrize("aggregation", [FedEx(), Flora()])
-def test_fedex_and_flora_take_the_mean_of_the_silos_models(aggregation):
-    """Round after round the model is the mean of the silos' own, as averaging factors is not."""
+def test_fedex_and_flora_take_the_mean_of_the_sites_models(aggregation):
+    """Round after round the model is the mean of the sites' own, as averaging factors is not."""
     combine, model = combine_of(aggregation), GlobalModel(vector().float())
     for round in (1, 2):
-        silos = [weights(GlobalModel(model.adapter + update, model.residual)) for update in updates()]
-        expected = [torch.stack(layer).mean(0) for layer in zip(*silos, strict=True)]
+        sites = [weights(GlobalModel(model.adapter + update, model.residual)) for update in updates()]
+        expected = [torch.stack(layer).mean(0) for layer in zip(*sites, strict=True)]
         before = None if model.residual is None else model.residual.clone()
         after = combine(model, updates(), place(round))
         assert before is None or torch.equal(before, model.residual)  # the old model is not written into
@@ -87,7 +87,7 @@ def test_where_heads_alone_are_trained_they_are_averaged(aggregation):
     assert found.residual is None
 
 
-def test_fedgsa_of_one_silo_is_that_silo():
+def test_fedgsa_of_one_site_is_that_site():
     layout, start = LAYOUT.training("b"), vector().float()
     generator = torch.Generator().manual_seed(1)
     update = layout.with_trainable(torch.zeros(layout.size), 0.1 * torch.randn(layout.dim, generator=generator))

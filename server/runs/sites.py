@@ -1,10 +1,10 @@
-"""A cross-silo run: in every round each site that takes part does some private steps, and the server averages.
+"""A run over sites: in every round each site that takes part does some private steps, and the server averages.
 
 The server holds no ledger: every site has its own, in its own folder, and refuses for itself. What the run states of
 privacy is what the sites say of their commitments. An interrupted run resumes from its last whole round; the
 steps of a lost one stay spent in the sites' ledgers.
 
-With ``[silo.span]`` the server sends public texts along, which it wrote, and sites answer with coefficients of their
+With ``[site.span]`` the server sends public texts along, which it wrote, and sites answer with coefficients of their
 gradients; the server takes the step.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from client.models.lora import as_one_adapter
 from client.models.tasks import Metrics
-from client.record_level.messages import ACTION, SiloReply, SiloRequest
+from client.record_level.messages import ACTION, SiteReply, SiteRequest
 from client.record_level.public_subspace import PublicSpan
 from client.record_level.training import noise_of, record_level_engine
 from privacy.randomness.rng import simulation_generator
@@ -42,19 +42,19 @@ from server.runs import guarantee
 from server.runs.artefacts import Final, Outcome, measures
 from server.runs.lifecycle import Run, connect_trainers
 from server.runs.public_data import PublicTraining, public_span
-from server.runs.record_level_assembly import CrossSiloAssembly, assemble_cross_silo
-from strategies.cross_silo import GlobalModel, Place, SiloAnswer, SpanUpdate, combine_of, next_model, updates_of
+from server.runs.record_level_assembly import SitesAssembly, assemble_sites
 from strategies.dispatch import PATIENCE, RoundFailed, await_roster, quorum, sound_replies
 from strategies.private_training import ServerUpdate
+from strategies.sites import GlobalModel, Place, SiteAnswer, SpanUpdate, combine_of, next_model, updates_of
 
 log = logging.getLogger(__name__)
 
 
-def run_cross_silo(run: Run, grid: Grid) -> None:
-    """Run a cross-silo training from configuration to artefacts."""
+def run_sites(run: Run, grid: Grid) -> None:
+    """Run a training over sites from configuration to artefacts."""
     run.status("preparing data and model")
     config, telemetry, folder = run.config, run.telemetry, run.folder
-    ready = assemble_cross_silo(config, folder)
+    ready = assemble_sites(config, folder)
     public = PublicTraining.of(ready)
     adapter, span = prepare_span(ready)
     run.note_start(ready.data)
@@ -72,7 +72,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
     nodes, evaluate = connect_trainers(run, ready, grid, public.num_records)
     if isinstance(nodes, int):  # a simulation's workers stand for several sites each
         workers = sorted(grid.get_node_ids())[:nodes]
-        nodes = tuple(workers[silo % len(workers)] for silo in range(config.clients))
+        nodes = tuple(workers[site % len(workers)] for site in range(config.clients))
 
     def record(seconds: float, present: Presence | None = None) -> None:
         due = progress.round % config.evaluation.every == 0 or progress.round == config.rounds
@@ -83,7 +83,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
 
     def keep() -> None:
         steered = ready.methods.steered_by_validation
-        statement = guarantee.cross_silo_statement(config, ready.silo.not_private, progress.silos, steered=steered)
+        statement = guarantee.sites_statement(config, ready.site.not_private, progress.sites, steered=steered)
         residual, kind = progress.model.residual, config.strategy.aggregation
         final = final_adapter(ready, progress.model)
         note = "" if residual is None else f"Its rank is {final.spec.rank}: it holds what {kind} adds to the base."
@@ -95,7 +95,7 @@ def run_cross_silo(run: Run, grid: Grid) -> None:
         first = evaluate(progress.model.served, "validation", progress.model.residual)
         refuse_diverged(first, "before round 1")
         seconds, target = time.monotonic() - began, config.privacy.epsilon
-        reason = ready.silo.not_private
+        reason = ready.site.not_private
         telemetry.round(
             RoundRecord.of_start(first, rounds=config.rounds, epsilon=target, seconds=seconds, not_private=reason)
         )
@@ -137,7 +137,7 @@ class InSpan:
     update: SpanUpdate
 
     def take_step(
-        self, progress: Progress, gradients: Tensor, answers: Sequence[SiloAnswer], round: int, batch: int
+        self, progress: Progress, gradients: Tensor, answers: Sequence[SiteAnswer], round: int, batch: int
     ) -> None:
         """Take the step of a round, and let the texts evolve.
 
@@ -149,7 +149,7 @@ class InSpan:
         sent = updates_of(answers, round)
         if not sent:
             return
-        multipliers = [progress.silos[answer.silo].noise_multiplier for answer in answers if answer.update is not None]
+        multipliers = [progress.sites[answer.site].noise_multiplier for answer in answers if answer.update is not None]
         noise = math.hypot(*multipliers) / (len(sent) * batch)
         progress.model, progress.optimizer = self.update(
             progress.model, progress.optimizer, gradients, sent, noise, round
@@ -159,20 +159,20 @@ class InSpan:
             progress.texts = self.public.evolve(progress.texts, scores, progress.model.adapter, round)
 
 
-def prepare_span(ready: CrossSiloAssembly) -> tuple[Tensor, InSpan | None]:
-    """Set up the adapter to start from, and what ``[silo.span]`` adds to the run; None without it."""
+def prepare_span(ready: SitesAssembly) -> tuple[Tensor, InSpan | None]:
+    """Set up the adapter to start from, and what ``[site.span]`` adds to the run; None without it."""
     config = ready.config
-    if not config.silo.span.method:
+    if not config.site.span.method:
         return ready.start, None
     adapter, public = public_span(ready, record_level_engine(ready.job, "stacked"))
-    assert public is not None, "silo.span.method is set"
+    assert public is not None, "site.span.method is set"
     parts = ready.methods
     average, noise = config.strategy.served_average, noise_of(config.privacy)
     server = ServerUpdate(parts.optimizer, parts.aggregation, ready.layout, average, noise)
-    return adapter, InSpan(public, SpanUpdate(server, ready.part, ready.silo.learning_rates))
+    return adapter, InSpan(public, SpanUpdate(server, ready.part, ready.site.learning_rates))
 
 
-def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
+def final_adapter(ready: SitesAssembly, model: GlobalModel) -> Final:
     """The adapter of the run, with what its aggregation adds to the base merged into it."""
     final = Final(model.served, ready.layout, ready.spec)
     if model.residual is None:
@@ -181,7 +181,7 @@ def final_adapter(ready: CrossSiloAssembly, model: GlobalModel) -> Final:
 
 
 def _outcome(
-    run: Run, ready: CrossSiloAssembly, progress: Progress, evaluate: Evaluate, start: Callable[[], Tensor]
+    run: Run, ready: SitesAssembly, progress: Progress, evaluate: Evaluate, start: Callable[[], Tensor]
 ) -> Outcome:
     """The outcome of the sites' training; ``start`` gives the adapter before round 1, where that is trained."""
     model, config, data = progress.model, run.config, ready.data
@@ -209,14 +209,14 @@ def _told(folder: Path, config: RunConfig, nodes: tuple[int, ...], missing: Mapp
     """
     called = node_names(folder / CLIENTS_FILE, nodes) if config.is_deployed else [""] * len(nodes)
     return "; ".join(
-        f"site {silo}{called[silo] and f' ({called[silo]})'}: "
+        f"site {site}{called[site] and f' ({called[site]})'}: "
         + "".join(one if one.isprintable() else " " for one in reason[:200])
-        for silo, reason in sorted(missing.items())
+        for site, reason in sorted(missing.items())
     )
 
 
 def _round(
-    ready: CrossSiloAssembly,
+    ready: SitesAssembly,
     folder: Path,
     grid: Grid,
     nodes: tuple[int, ...],
@@ -233,38 +233,38 @@ def _round(
     """
     model, round = progress.model, progress.round + 1
     adapter = model.adapter
-    config, steps, texts = ready.config, ready.config.silo.steps, progress.texts
+    config, steps, texts = ready.config, ready.config.site.steps, progress.texts
     size = len(adapter) if texts is None else len(texts)
     drawn = simulation_generator(config.seed, "silos", round).random(config.clients) < config.sampling_rate
     sent, messages = [], []
-    for silo in np.flatnonzero(drawn).tolist():
-        request = SiloRequest(
+    for site in np.flatnonzero(drawn).tolist():
+        request = SiteRequest(
             round,
             adapter.numpy(),
             steps,
-            silo,
-            ready.silo,
+            site,
+            ready.site,
             ready.job.to_json(),
             str(folder / SITES_FOLDER),
             None if model.residual is None else model.residual.numpy(),
             texts,
         )
-        message = Message(content=request.to_records(), message_type=f"train.{ACTION}", dst_node_id=nodes[silo])
+        message = Message(content=request.to_records(), message_type=f"train.{ACTION}", dst_node_id=nodes[site])
         messages.append(message)
-        sent.append((message.metadata, silo))
-    found: list[SiloAnswer] = []
+        sent.append((message.metadata, site))
+    found: list[SiteAnswer] = []
     missing: dict[int, str] = {}
 
-    def take(content: Any, silo: int) -> None:
-        reply = SiloReply.from_records(content, round, size, steps)
+    def take(content: Any, site: int) -> None:
+        reply = SiteReply.from_records(content, round, size, steps)
         if reply.steps:
-            progress.silos[silo] = SiteGuarantee(reply.epsilon, reply.population, reply.noise_multiplier)
+            progress.sites[site] = SiteGuarantee(reply.epsilon, reply.population, reply.noise_multiplier)
         progress.steps += reply.steps
-        progress.refusals.pop(silo, None)
+        progress.refusals.pop(site, None)
         if not reply.steps:
-            progress.refusals[silo] = missing[silo] = reply.refused
+            progress.refusals[site] = missing[site] = reply.refused
         update = torch.from_numpy(reply.update) if reply.steps else None
-        found.append(SiloAnswer(silo, update, reply.steps, reply.refused))
+        found.append(SiteAnswer(site, update, reply.steps, reply.refused))
 
     sound = sound_replies(sent, exchange_messages(grid, messages, config.engine.round_timeout), round, take, missing)
     if 2 * sound < len(sent):
@@ -276,7 +276,7 @@ def _round(
         raise RoundFailed(f"round {round}: {ended}; nothing was trained")
     if span is not None and texts is not None:
         gradients = span.public.basis(adapter, texts, ready.part)
-        span.take_step(progress, gradients, found, round, config.silo.batch_size)
+        span.take_step(progress, gradients, found, round, config.site.batch_size)
     else:
         combine = combine_of(ready.methods.aggregation)
         place = Place(ready.layout, ready.spec.scale, config.seed, round, config.strategy.served_average)
@@ -286,19 +286,19 @@ def _round(
 
 
 def _record(
-    ready: CrossSiloAssembly, progress: Progress, metrics: Metrics | None, seconds: float, present: Presence | None
+    ready: SitesAssembly, progress: Progress, metrics: Metrics | None, seconds: float, present: Presence | None
 ) -> RoundRecord:
-    config, silos = ready.config, list(progress.silos.values())
+    config, sites = ready.config, list(progress.sites.values())
     return RoundRecord(
         phase="round",
         round=progress.round,
         rounds=config.rounds,
-        epsilon_spent=max((silo.epsilon for silo in silos), default=0.0),
+        epsilon_spent=max((site.epsilon for site in sites), default=0.0),
         epsilon_budget=config.privacy.epsilon,
-        noise_multiplier=min((silo.noise_multiplier for silo in silos), default=0.0),
+        noise_multiplier=min((site.noise_multiplier for site in sites), default=0.0),
         expected_cohort=config.expected_cohort,
         seconds=seconds,
         **validation_fields(metrics),
-        not_private=ready.silo.not_private,
+        not_private=ready.site.not_private,
         presence=present,
     )

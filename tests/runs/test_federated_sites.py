@@ -1,4 +1,4 @@
-"""A federation of silos over Flower messages in one process: every silo keeps its own ledger, the server averages."""
+"""A federation of sites over Flower messages in one process: every site keeps its own ledger, the server averages."""
 
 import json
 from pathlib import Path
@@ -20,9 +20,9 @@ from server.run_folder.progress import load_progress
 from server.run_folder.resume import check_resumable
 from server.run_folder.telemetry import read_metrics, read_status
 from server.runs.assembly import data_spec
-from server.runs.cross_silo import prepare_span
 from server.runs.public_data import PublicTraining
-from server.runs.record_level_assembly import assemble_cross_silo
+from server.runs.record_level_assembly import assemble_sites
+from server.runs.sites import prepare_span
 from simulations.engines.inprocess import run_inprocess
 from tests.cases.moments import Witness
 
@@ -43,20 +43,20 @@ def config(folder: Path, **strategy: Any) -> RunConfig:
                 "partition": "iid",
                 "cache": str(folder / "cache"),
             },
-            "silo": {"steps": 2, "batch-size": 5},
+            "site": {"steps": 2, "batch-size": 5},
             "engine": {"kind": "inprocess", "workers": 1},
         }
     )
 
 
 @pytest.mark.parametrize("aggregation", ["ffa", "fedgsa", "fedex", "flora"])
-def test_silos_train_and_the_server_averages(tmp_path, aggregation):
+def test_sites_train_and_the_server_averages(tmp_path, aggregation):
     folder = tmp_path / "run"
     folder.mkdir()
     run_inprocess(config(tmp_path, aggregation=aggregation), folder)
     assert read_status(folder).state == "completed"
-    for silo in ("0", "1"):
-        ledger = Ledger.open(folder / "silos" / silo / "ledger.jsonl", read_only=True)
+    for site in ("0", "1"):
+        ledger = Ledger.open(folder / "silos" / site / "ledger.jsonl", read_only=True)
         assert [event.round for event in ledger.events] == [1, 2, 3, 4]
         assert ledger.commitment.unit == "record"
         assert 20 < ledger.commitment.population <= 40
@@ -88,41 +88,41 @@ def _loss(model: Any, records: Records) -> float:
 
 
 @pytest.mark.parametrize("aggregation", ["rolora", "fedsvd", "dp-dylora"])
-def test_what_silos_cannot_follow_is_refused(tmp_path, aggregation):
+def test_what_sites_cannot_follow_is_refused(tmp_path, aggregation):
     with pytest.raises(ConfigError, match=r"strategy.aggregation|model.rank"):
-        assemble_cross_silo(config(tmp_path, aggregation=aggregation))
+        assemble_sites(config(tmp_path, aggregation=aggregation))
 
 
 def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="reads the public loss"):
-        assemble_cross_silo(config(tmp_path, controller="rl"))
+        assemble_sites(config(tmp_path, controller="rl"))
 
 
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"silo": {"span": {"method": "projection"}}}, "silo.span.method = 'projection' must be 'coefficients'"),
-        ({"silo": {"span": {"method": "coefficients"}}}, "silo.steps = 2 must be 1"),
+        ({"site": {"span": {"method": "projection"}}}, "site.span.method = 'projection' must be 'coefficients'"),
+        ({"site": {"span": {"method": "coefficients"}}}, "site.steps = 2 must be 1"),
         (
-            {"silo": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"controller": "percentile"}},
+            {"site": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"controller": "percentile"}},
             "strategy.controller = 'percentile' must be 'fixed'",
         ),
         (
-            {"silo": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"aggregation": "fedex"}},
+            {"site": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"aggregation": "fedex"}},
             "strategy.aggregation = 'fedex' must be 'plain' or 'ffa'",
         ),
         ({"strategy": {"aggregation-options": {"scale-b": 2.0}, "aggregation": "plain"}}, "must be empty .*plain"),
-        ({"silo": {"gradients": "opacus"}}, "silo.gradients = 'opacus' must be 'stacked'"),
+        ({"site": {"gradients": "opacus"}}, "site.gradients = 'opacus' must be 'stacked'"),
         ({"strategy": {"served-average": 0.9, "aggregation": "fedex"}}, "served-average = 0.9 must be 0 with .*fedex"),
     ],
 )
 def test_settings_that_would_be_of_no_effect_are_refused(tmp_path, table, says):
     made = flatten(config(tmp_path).to_table()) | flatten(table)
     with pytest.raises(ConfigError, match=says):
-        assemble_cross_silo(parse(unflatten(made)))
+        assemble_sites(parse(unflatten(made)))
 
 
-def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path):
+def test_sites_start_warm_and_the_average_over_rounds_is_served(tmp_path):
     """Both as in every other run: the warm start's records are in no metric, and x_bar = (a x_1 + x_2) / (1 + a)."""
     table = config(tmp_path, aggregation="plain", **{"served-average": 0.5}).to_table()
     table["public"] |= {"warm-start-epochs": 2, "training-fraction": 0.4}
@@ -131,7 +131,7 @@ def test_silos_start_warm_and_the_average_over_rounds_is_served(tmp_path):
     folder.mkdir()
     with witness.watching():
         run_inprocess(parse(table), folder)
-    described = assemble_cross_silo(parse(table))
+    described = assemble_sites(parse(table))
     replaced = [moment.folder for moment in witness.moments if moment.name == f"rename {SITES_FILE}"][1:]
     start, first, second = (load_progress(each, described.layout).model for each in (*replaced, folder))
     assert not torch.equal(start.adapter, described.start)
@@ -158,12 +158,12 @@ def test_sites_send_coefficients_and_the_server_steps_in_the_span(tmp_path):
     table = config(tmp_path).to_table()
     table["strategy"] |= {"aggregation": "plain", "optimizer": "fedavg"}
     table["model"] |= {"name": "random:llama", "task": "causal-lm", "targets": "q_proj,v_proj"}
-    table["silo"] |= {"steps": 1}
-    table["silo"]["span"] |= {"method": "coefficients", "evolve": False, "samples": 6, "openings": "Notes: |A patient"}
+    table["site"] |= {"steps": 1}
+    table["site"]["span"] |= {"method": "coefficients", "evolve": False, "samples": 6, "openings": "Notes: |A patient"}
     settings, folder = parse(table | {"rounds": 1}), tmp_path / "run"
     folder.mkdir()
     run_inprocess(settings, folder)
-    ready = assemble_cross_silo(settings)
+    ready = assemble_sites(settings)
     adapter, span = prepare_span(ready)
     progress = load_progress(folder, ready.layout)
     moved = (progress.model.adapter - adapter).double()
@@ -172,7 +172,7 @@ def test_sites_send_coefficients_and_the_server_steps_in_the_span(tmp_path):
     assert float(moved.norm()) > 0
     assert float((moved - inside).norm()) < 1e-5 * float(moved.norm())
     assert progress.texts.tokens.tolist() == span.public.texts.tokens.tolist()
-    for silo in ("0", "1"):
-        ledger = Ledger.open(folder / "silos" / silo / "ledger.jsonl", read_only=True)
+    for site in ("0", "1"):
+        ledger = Ledger.open(folder / "silos" / site / "ledger.jsonl", read_only=True)
         assert [event.components[0].dim for event in ledger.events] == [6]
     assert json.loads((folder / "privacy.json").read_text())["private"]

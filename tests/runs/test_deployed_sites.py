@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 import server.app
-import server.runs.cross_silo
+import server.runs.sites
 from client.app import app as client_app
 from client.models.base import load_base
 from client.models.lora import LoraSpec, adapter_layout
@@ -30,8 +30,8 @@ from simulations.report.judgement import judgements
 from simulations.report.read_run import read_run
 from simulations.tools.sample_records import write_records
 from strategies.adapter.residual import residual_size
-from strategies.cross_silo import GlobalModel
 from strategies.dispatch import RoundFailed
+from strategies.sites import GlobalModel
 from tests.cases.instructions import server as signer
 
 pytestmark = pytest.mark.usefixtures("signing")
@@ -57,14 +57,14 @@ validation-records = 20
 test-records = 20
 cache = "{folder}/cache"
 unit-column = "patient"
-[silo]
+[site]
 steps = {steps}
 batch-size = 8
 """
 IN_SPAN = (
     SETTINGS.replace('name = "random:bert"', 'name = "random:llama"\ntask = "causal-lm"\ntargets = "q_proj,v_proj"')
     + """
-[silo.span]
+[site.span]
 method = "coefficients"
 samples = 6
 openings = "Notes: |A patient"
@@ -123,7 +123,7 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
 ) -> None:
     nodes = Nodes(tmp_path, unit)
     for node in (1, 2, 3):
-        nodes.set(node, silo_state=str(tmp_path / f"{node}"), epsilon_limit=3.9 if node == 2 else 4.0)
+        nodes.set(node, site_state=str(tmp_path / f"{node}"), epsilon_limit=3.9 if node == 2 else 4.0)
     with caplog.at_level(logging.WARNING):
         folder = nodes.run("first")
     status = read_status(folder)
@@ -150,16 +150,16 @@ def test_every_node_keeps_a_ledger_of_its_own_and_its_operators_limit_holds(
 def test_nodes_send_coefficients_of_texts_that_the_server_wrote(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "record", IN_SPAN, steps=1)
     for node in (1, 2, 3):
-        nodes.set(node, silo_state=str(tmp_path / f"{node}"))
+        nodes.set(node, site_state=str(tmp_path / f"{node}"))
     sizes = []
-    take = server.runs.cross_silo.SiloReply.from_records
+    take = server.runs.sites.SiteReply.from_records
 
     def read(content: RecordDict, round: int, size: int, steps: int) -> Any:
         sizes.append((size, len(content.array_records["arrays"]["update"].data)))
         return take(content, round, size, steps)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.runs.cross_silo.SiloReply, "from_records", read)
+        patch.setattr(server.runs.sites.SiteReply, "from_records", read)
         folder = nodes.run("first")
     status = read_status(folder)
     assert status is not None
@@ -175,7 +175,7 @@ def test_nodes_send_coefficients_of_texts_that_the_server_wrote(tmp_path: Path) 
 def of_records(tmp_path: Path) -> Nodes:
     nodes = Nodes(tmp_path, "record")
     for node in (1, 2, 3):
-        nodes.set(node, silo_state=str(tmp_path / f"{node}"))
+        nodes.set(node, site_state=str(tmp_path / f"{node}"))
     return nodes
 
 
@@ -241,7 +241,7 @@ def test_a_damaged_checkpoint_is_named(of_records: Nodes) -> None:
         assert torch.equal(again.model.adapter, torch.zeros(layout.size))
         assert (again.model.residual is None) == (residual is None)
         assert residual is None or torch.equal(again.model.residual, residual)
-        assert (again.round, again.silos, again.steps) == (1, {0: SiteGuarantee(1.5, 20, 0.7)}, 4)
+        assert (again.round, again.sites, again.steps) == (1, {0: SiteGuarantee(1.5, 20, 0.7)}, 4)
         assert (again.refusals, again.seconds) == ({1: "spent"}, 2.5)
     with pytest.raises(CorruptRun, match=f"this run has {wider.size} values"):
         load_progress(folder, wider)
@@ -253,8 +253,8 @@ def test_a_damaged_checkpoint_is_named(of_records: Nodes) -> None:
         load_progress(folder, layout)
 
 
-def test_silos_that_fail_fail_the_run_instead_of_training_on_nothing(tmp_path: Path) -> None:
+def test_sites_that_fail_fail_the_run_instead_of_training_on_nothing(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "record")
-    nodes.set(3, silo_state=str(tmp_path / "3"))  # the others were not told where to keep a ledger
+    nodes.set(3, site_state=str(tmp_path / "3"))  # the others were not told where to keep a ledger
     with pytest.raises(RoundFailed, match="1 of 3 sites answered soundly"):
         nodes.run("first")
