@@ -51,6 +51,7 @@ from simulations.cli.model.evaluate import evaluate_command
 from simulations.cli.model.evolve import evolve_command
 from simulations.cli.model.export import export_command
 from simulations.cli.model.generate import generate_command
+from simulations.cli.model.personalise import personalise_command
 from simulations.cli.model.predict import predict_command
 from simulations.cli.model.publish import publish_command
 from simulations.cli.model.synthesise import synthesise_command
@@ -402,6 +403,7 @@ for name, command, panel in (
     ("predict", predict_command, MODEL),
     ("generate", generate_command, MODEL),
     ("synthesise", synthesise_command, MODEL),
+    ("personalise", personalise_command, MODEL),
     ("evolve", evolve_command, MODEL),
     ("evaluate", evaluate_command, MODEL),
     ("export", export_command, MODEL),
