@@ -38,6 +38,7 @@ from server.config.load import load
 from server.evaluation.finished import FinishedRun, read_finished
 from server.run_folder.names import RESULTS_FILE
 from server.runs.assembly import data_spec
+from simulations.benchmarks.harness.markdown import Columns, Row, grouped, mean_text, provenance, table
 from simulations.benchmarks.harness.results import say, write
 from simulations.engines.inprocess import run_inprocess
 from simulations.presets.load import preset_files
@@ -180,6 +181,32 @@ def beside(found: Sequence[float], start: Sequence[float]) -> dict[str, Any]:
     gain = np.quantile((own - other)[drawn].mean(axis=1), [0.025, 0.975]).tolist()
     return {"coverage": float(own.mean()), "wins": float(wins.mean()), "wins_from": low, "wins_to": high,
             "gain_from": gain[0], "gain_to": gain[1]}  # fmt: skip
+
+
+def accuracies(results: Row) -> str:
+    """A row for the start and for each way of training; intervals are 95 %."""
+    judged = {row["way"]: row for row in results["judged"]}
+    columns: Columns = {
+        "model": lambda row: row["way"].replace("epsilon", "ε ="),
+        "reward prefers the chosen": lambda row: _share(row["rows"], "test_accuracy", "within"),
+        "so does likelihood": lambda row: _share(row["rows"], "by_likelihood", "by_likelihood_within"),
+        "seeds": lambda row: "" if row["way"] == "start" else str(len(row["rows"])),
+        "slots stated": lambda row: f"{100 * judged[row['way']]['coverage']:.1f} %",
+        "wins against the start": lambda row: "" if row["way"] == "start" else _wins(judged[row["way"]]),
+    }
+    found = [{"way": way, "rows": rows} for way, rows in grouped(results["rows"], lambda row: row["way"]).items()]
+    return table(found, columns) + provenance(results)
+
+
+def _share(rows: Sequence[Row], key: str, within: str) -> str:
+    """A mean over seeds, and the interval of one seed's test pairs."""
+    if key not in rows[0]:
+        return "50 % by definition"
+    return f"{mean_text([100 * row[key] for row in rows])} % (one seed's pairs: ± {100 * rows[0][within]:.1f})"
+
+
+def _wins(row: Row) -> str:
+    return f"{100 * row['wins']:.0f} % ({100 * row['wins_from']:.0f} to {100 * row['wins_to']:.0f})"
 
 
 if __name__ == "__main__":
