@@ -75,7 +75,9 @@ def states(slot: str, value: str, text: str) -> bool:
     text = text.lower()
     if slot == "familyFriendly":
         spoken = _FAMILY.search(text)
-        return bool(spoken) and bool(_DENIED.search(text[max(0, spoken.start() - 25) :])) == (value == "no")
+        if spoken is None:
+            return False
+        return bool(_DENIED.search(text[max(0, spoken.start() - 25) :])) == (value == "no")
     return re.search(STATED.get(slot, {}).get(value) or re.escape(value.lower()), text) is not None
 
 
@@ -96,7 +98,7 @@ def main(
     start = output.resolve() / "start"
     if not start.is_dir():
         make_start(data, start)
-    rows, written = [], dict[str, list[str]]()
+    rows, written = list[dict[str, Any]](), dict[str, list[str]]()
     meanings = list(dict.fromkeys(pairs(data, "test")["mr"].to_pylist()))[:: 630 // MEANINGS][:MEANINGS]
     for seed in range(seeds):
         for way in ways.split(","):
