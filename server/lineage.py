@@ -218,7 +218,7 @@ def _bound(runs: Sequence[Json], costs: Sequence[together.Price | None]) -> Json
 @lru_cache(maxsize=64)
 def _composed(costs: tuple[together.Price, ...]) -> tuple[float, float, str]:
     """Epsilon and delta of all together and how they were had: some seconds of work, done once a process."""
-    found = together.bound(costs)
+    found = together.least_bound(costs)
     return *found, together.how(costs, found)
 
 

@@ -100,7 +100,7 @@ class Pool:
         )
 
     def texts(self, rows: np.ndarray) -> tuple[Int64[np.ndarray, " texts"], Int64[np.ndarray, " texts"]]:
-        """Where the texts of records start and how long they are: one each, of pairs two, beside each other."""
+        """The starts and lengths of the texts of records: one each, of pairs two, beside each other."""
         starts, sizes = self.starts[rows], self.sizes[rows]
         if self.splits is None:
             return starts, sizes

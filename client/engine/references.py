@@ -1,4 +1,4 @@
-"""What the start model says of pairs of texts: computed once a record, where the record is, and sent to nobody.
+"""Log-probabilities of pairs of texts under the start model: computed once, where the record is, and sent to nobody.
 
 A loss that compares a model with the one it began as (DPO) needs of that one a single number a pair. The start model is
 the base without its adapter, whatever public records have taught the adapter since; so the number depends on the record

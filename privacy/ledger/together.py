@@ -51,12 +51,12 @@ def price_of(commitment: Commitment, not_private: str | None, epsilon: float) ->
     return Price(epsilon, commitment.delta, commitment.floor if composes else None, commitment.population)
 
 
-def added(runs: Sequence[Priced]) -> tuple[float, float]:
+def add_up(runs: Sequence[Priced]) -> tuple[float, float]:
     """The sums of epsilons and of deltas."""
     return sum(run.epsilon for run in runs), sum(run.delta for run in runs)
 
 
-def composed(runs: Sequence[Priced]) -> tuple[float, float] | None:
+def compose(runs: Sequence[Priced]) -> tuple[float, float] | None:
     """The bound by privacy loss distributions, some seconds of work.
 
     Runs that have none, and other populations, add up. None where no run has one.
@@ -65,9 +65,9 @@ def composed(runs: Sequence[Priced]) -> tuple[float, float] | None:
     for run in runs:
         if run.floor is not None:
             alike.setdefault(run.population, []).append(run)
-    if not alike or not math.isfinite(added(runs)[0]):
+    if not alike or not math.isfinite(add_up(runs)[0]):
         return None
-    epsilon, delta = added([run for run in runs if run.floor is None])
+    epsilon, delta = add_up([run for run in runs if run.floor is None])
     for same in alike.values():
         largest = max(run.delta for run in same)
         epsilon += composition.tightest_bound([step for run in same for step in run.floor or ()], largest)[0]
@@ -75,15 +75,15 @@ def composed(runs: Sequence[Priced]) -> tuple[float, float] | None:
     return epsilon, delta
 
 
-def bound(runs: Sequence[Priced]) -> tuple[float, float]:
+def least_bound(runs: Sequence[Priced]) -> tuple[float, float]:
     """The smaller of the two bounds, as (epsilon, delta)."""
-    found, sums = composed(runs), added(runs)
+    found, sums = compose(runs), add_up(runs)
     return sums if found is None or found[0] > sums[0] else found
 
 
 def how(runs: Sequence[Priced], found: tuple[float, float]) -> str:
     """Say which of the two a bound is."""
-    if found == added(runs):
+    if found == add_up(runs):
         return "epsilons and deltas added up"
     whole = all(run.floor is not None for run in runs) and len({run.population for run in runs}) == 1
     return "composed by privacy loss distributions" + ("" if whole else " where they can be, the others added up")

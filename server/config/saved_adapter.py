@@ -88,8 +88,8 @@ def read_form(place: str) -> SavedForm:
         raise ConfigError(f"{said}: {path} is no configuration of PEFT's LoRA ({error!r}); restore it") from error
 
 
-def adopted(model: Model, chosen: set[str]) -> Model:
-    """A copy of ``[model]`` with the form of its adapter where the settings say nothing else.
+def adopt_form(model: Model, chosen: set[str]) -> Model:
+    """Copy ``[model]`` with the form of its adapter where the settings say nothing else.
 
     Args:
         chosen: fields that the settings name; they stay, and the run refuses those that do not fit.

@@ -1,4 +1,4 @@
-"""What a run goes on from: an adapter, found, verified, kept in the run's folder, and loaded.
+"""The adapter that a run goes on from: found, verified, kept in the run's folder, and loaded.
 
 ``model.adapter`` names the folder of a run (or ``adapter`` in it), which is verified with its ledger; an adapter that
 ``lacquer export`` wrote, which has none; or one that PEFT saved. A run that has begun reads its own copy only.

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.config.load import ConfigError, load
-from server.config.saved_adapter import adopted
+from server.config.saved_adapter import adopt_form
 from server.config.schema import RunConfig
 
 PRESETS = Path(__file__).parent
@@ -142,7 +142,7 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
     if (folder / Path(model.name).expanduser()).is_dir():
         model = model.replace(name=absolute(model.name))
     if model.adapter:
-        model = adopted(model.replace(adapter=absolute(model.adapter)), config.model.model_fields_set)
+        model = adopt_form(model.replace(adapter=absolute(model.adapter)), config.model.model_fields_set)
     places = {name: source(getattr(data, name)) for name in ("source", "validation_source", "test_source")}
     data = data.replace(**places, cache=absolute(data.cache))
     privacy = config.privacy.replace(account=absolute(config.privacy.account))

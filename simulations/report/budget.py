@@ -59,17 +59,17 @@ class Spending:
     @property
     def added(self) -> tuple[float, float]:
         """The sums of epsilons and of deltas."""
-        return together.added(self.runs)
+        return together.add_up(self.runs)
 
     @property
     def composed(self) -> tuple[float, float] | None:
-        """The bound by privacy loss distributions, see :func:`privacy.ledger.together.composed`."""
-        return together.composed(self.runs)
+        """The bound by privacy loss distributions, see :func:`privacy.ledger.together.compose`."""
+        return together.compose(self.runs)
 
     @property
     def bound(self) -> tuple[float, float]:
         """The smaller of the two bounds, as (epsilon, delta)."""
-        return together.bound(self.runs)
+        return together.least_bound(self.runs)
 
     def how(self, bound: tuple[float, float]) -> str:
         """Say which of the two a bound is."""

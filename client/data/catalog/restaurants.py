@@ -49,7 +49,7 @@ def pairs(folder: Path, part: str) -> pyarrow.Table:
 
 
 def near_misses(meanings: Sequence[str]) -> dict[str, list[str]]:
-    """For each representation those that differ in one slot, else in two; not in which slots there are, or the name."""
+    """Representations like each one but for one slot, else two; with the same slots and the same name."""
     slots = {meaning: slots_of(meaning) for meaning in meanings}
     found: dict[str, list[str]] = {meaning: [] for meaning in meanings}
     for count in (1, 2):

@@ -75,7 +75,7 @@ def words(text: str) -> int:
 
 
 def shared_start(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many values both sequences begin with."""
+    """The number of values that both sequences begin with."""
     return sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.config.load import ConfigError
-from server.config.saved_adapter import FORM_FILE, WEIGHTS_FILE, adopted, read_form
+from server.config.saved_adapter import FORM_FILE, WEIGHTS_FILE, adopt_form, read_form
 from server.config.tables import Model
 
 LORA: dict[str, Any] = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]}
@@ -38,13 +38,13 @@ def test_other_forms_are_named(tmp_path: Path, changed: dict[str, Any], words: s
 
 def test_what_is_set_stays_and_the_rest_is_the_adapter_s(tmp_path: Path) -> None:
     given = Model(adapter=saved(tmp_path, layers_to_transform=[4, 5]), rank=2)
-    found = adopted(given, given.model_fields_set)
+    found = adopt_form(given, given.model_fields_set)
     assert (found.rank, found.alpha, found.targets, found.layers) == (2, 16.0, "q_proj,v_proj", 2)
 
 
 def test_a_pattern_of_names_is_left_to_the_settings(tmp_path: Path) -> None:
     given = Model(adapter=saved(tmp_path, target_modules=r".*_proj"), targets="q_proj")
-    assert adopted(given, {"targets"}).targets == "q_proj"
+    assert adopt_form(given, {"targets"}).targets == "q_proj"
 
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
