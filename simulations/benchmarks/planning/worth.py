@@ -2,8 +2,9 @@
 
 Run: `python -m simulations.benchmarks planning.worth RUNS`, RUNS the sweep's folder of runs (`runs/sweeps/worth`).
 
-Of every run that is not in the results yet, the test loss of what it ended with and of its public start. Test records
-are dealt into 50 blocks and a block's mean loss is kept, so that an interval resamples seeds and test records both.
+Of every run that is not in the results yet, the test loss of what it ended with; of one without noise that of its
+public start, too. Test records are dealt into 50 blocks and a block's mean loss is kept, so that an interval resamples
+seeds and test records both.
 Writes results/worth.json after every run.
 
 A run's share of the way is (public - run) / (public - without noise), of mean losses: 0 is what the public records
@@ -37,7 +38,8 @@ BLOCKS, RESAMPLES = 50, 2000
 CEILING = "no-noise"
 CHOSEN = "learning-rate=0.01"
 BENCHES = {
-    "patients": "patients", "conversations": "conversations", "ladder": "sentences", "tuning-rate": "sentences, rates",
+    "sentences": "sentences", "utterances": "utterances", "patients": "patients", "conversations": "conversations",
+    "ladder": "sentences, seed of the tuning", "tuning-rate": "sentences, rates",
     "clients-4000": "sentences of 4,000", "clients-10000": "sentences of 10,000",
 }  # fmt: skip
 """Names of the grids in the table, in its order."""
@@ -68,17 +70,17 @@ def main(
         if bench == "tuning-rate" and CHOSEN in cell["cell"]:  # the ladder's own cells are these runs
             bench = "ladder"
         named = {"bench": re.sub("-(private|others)$", "", bench), "variant": variant, "digest": cell["digest"]}
-        cells[cell["cell"]] = named | measured(results.parent) | origin()
+        cells[cell["cell"]] = named | measured(results.parent, variant) | origin()
         FILE.write_text(json.dumps({"cells": dict(sorted(cells.items()))}, indent=1) + "\n", encoding="utf-8")
         say(cell["cell"])
 
 
-def measured(folder: Path) -> dict[str, Any]:
-    """Settings of a finished run, and block means of its test losses: at its end, and at its public start if any."""
+def measured(folder: Path, variant: str) -> dict[str, Any]:
+    """Settings of a finished run, and block means of its test losses; of the ceiling, those of its public start too."""
     run = read_finished(folder)
     config, data = run.config, prepare(data_spec(run.config))
     losses = {"end": _blocks(adapter_losses(run, [data.test])[0])}
-    if config.public.warm_start_epochs:
+    if variant == CEILING:
         losses["public"] = _blocks(reference_losses(run, data, [data.test])[0])
     return {
         "seed": config.seed,
@@ -128,10 +130,56 @@ def shares(results: Mapping[str, Any]) -> str:
     return markdown(header, _lines(cells + starts), "lllrrlr") + provenance_of_rows(cells)
 
 
-def _lines(cells: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    groups: dict[tuple[str, str, float | None], dict[int, dict[str, Any]]] = {}
+def headline(results: Mapping[str, Any]) -> str:
+    """The table of the front page: a line per population that has a private run of ten seeds."""
+    cells = [cell for cell in results["cells"].values() if cell["bench"] in ("sentences", "utterances")]
+    benches = [bench for bench in BENCHES if any(cell["bench"] == bench for cell in cells)]
+    if not benches:
+        return NOT_MEASURED
+    header = ("records", "clients", "public records alone", "ε = 1", "ε = 4", "without noise", "seeds")
+    lines = []
+    for bench in benches:
+        of = {key: group for key, group in _groups(cells).items() if key[0] == bench}
+        best = of[bench, CEILING, None]
+        start = math.exp(np.mean([cell["losses"]["public"] for cell in best.values()]))
+        found = []
+        for epsilon in (1.0, 4.0):
+            value, low, high = _share_of(of[bench, "private", epsilon], best)
+            found.append(
+                f"{_perplexity(of[bench, 'private', epsilon])}: {value:.0%} [{low:.0%}, {high:.0%}] of the way"
+            )
+        clients = next(iter(best.values()))["clients"]
+        lines.append((bench, f"{clients:,}", f"{start:.2f}", *found, _perplexity(best), str(len(best))))
+    return markdown(header, lines, "lrrrrrr") + provenance_of_rows(cells)
+
+
+Group = dict[int, dict[str, Any]]
+
+
+def _groups(cells: list[dict[str, Any]]) -> dict[tuple[str, str, float | None], Group]:
+    """Cells by bench, variant and epsilon, then by seed."""
+    groups: dict[tuple[str, str, float | None], Group] = {}
     for cell in cells:
         groups.setdefault((cell["bench"], cell["variant"], cell["epsilon"]), {})[cell["seed"]] = cell
+    return groups
+
+
+def _perplexity(group: Group) -> str:
+    return f"{math.exp(np.mean([cell['losses']['end'] for cell in group.values()])):.2f}"
+
+
+def _share_of(group: Group, best: Group) -> tuple[float, float, float]:
+    """The share of the way of a group and its interval, over the seeds that it has in common with the best."""
+    common = sorted(seed for seed in group if seed in best)
+    stacked = [
+        np.array([source[seed]["losses"][part] for seed in common])
+        for source, part in ((best, "public"), (group, "end"), (best, "end"))
+    ]
+    return share(*stacked)
+
+
+def _lines(cells: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    groups = _groups(cells)
     order = (list(BENCHES), list(VARIANTS))
     for bench, variant, epsilon in sorted(
         groups, key=lambda key: (order[0].index(key[0]), order[1].index(key[1]), -(key[2] or 0))
@@ -140,11 +188,7 @@ def _lines(cells: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         common = sorted(seed for seed in group if seed in best)
         text = ""
         if common and variant not in (CEILING, "public", "base"):
-            stacked = [
-                np.array([source[seed]["losses"][part] for seed in common])
-                for source, part in ((best, "public"), (group, "end"), (best, "end"))
-            ]
-            value, low, high = share(*stacked)
+            value, low, high = _share_of(group, best)
             text = f"{value:.0%}" + (f" [{low:.0%}, {high:.0%}]" if len(common) > 1 else " (one seed)")
         perplexity = math.exp(np.mean([cell["losses"]["end"] for cell in group.values()]))
         spent = "none" if epsilon is None else f"{epsilon:g}"
