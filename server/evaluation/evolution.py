@@ -204,7 +204,8 @@ def _released(
         rows = vote_rows(source, chosen, units, evolution.samples)
         total = total + contribute(Units(torch.from_numpy(rows)), plan)
     sampling = evolution.commitment.floor[0].sampling
-    cohort = CohortSampler.create().draw(sampling, number, label=LABEL)
+    sampler = CohortSampler.create()
+    cohort = sampler.draw(sampling, number, label=LABEL)
     counts = charged_release(total, plan, cohort, ledger=ledger).update.double() * len(source)
     return torch.where(counts < evolution.threshold, 0.0, counts)
 

@@ -177,7 +177,8 @@ def ask_gain(
             seeds = [local_seed(0, 0, number) for number in numbers]
             rows = gain_rows(engine, adapter, [data.client(i) for i in numbers], local, seeds, question.bound)
             total = total + contribute(Units(torch.from_numpy(rows)), plan)
-        cohort = CohortSampler.create().draw(paid.floor[0].sampling, 0, label=LABEL)
+        sampler = CohortSampler.create()
+        cohort = sampler.draw(paid.floor[0].sampling, 0, label=LABEL)
         gain, better, counted = (
             charged_release(total, plan, cohort, ledger=ledger).update.double() * data.num_clients
         ).tolist()
