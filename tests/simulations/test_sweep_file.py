@@ -136,7 +136,7 @@ def test_every_sweep_that_comes_with_lacquer_parses_with_its_methods(name: str, 
         methods(cell.config)
         named = cell.config.data.partition == "natural" and cell.config.clients == 0
         sites = cell.kind == "site" or cell.config.several_sites
-        assert sites or named or cell.config.clients in (250, 1000, 4000, 5000, 10_000, 40_000)
+        assert sites or named or cell.config.clients in (250, 1000, 4000, 5000, 10_000, 15_000, 40_000)
         assert cell.config.privacy.delta == 1e-5
 
 
