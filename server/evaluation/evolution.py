@@ -12,7 +12,7 @@ Guarantee: that of the ledger, for adding or removing one unit. Beyond the votes
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,8 @@ def public_writer(config: RunConfig, synthesis: Synthesis) -> tuple[Synthesiser,
     model, tokenizer = config.engine.load_rounded(config.model.name, "causal-lm")
     spec = LoraSpec(1, 1.0, targets_of(model, "auto"))  # any: it adds nothing
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    writer = Synthesiser(model, tokenizer, spec, synthesis, config.seed, device)
+    chosen = replace(synthesis, rule="proportional")  # counts are hundreds: their softmax would be the most voted alone
+    writer = Synthesiser(model, tokenizer, spec, chosen, config.seed, device)
     return writer, torch.zeros(adapter_layout(model, spec).size)
 
 

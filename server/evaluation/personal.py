@@ -5,7 +5,8 @@ records say, and no guarantee covers them: they must not be released. The releas
 
 How far clients get may be asked, as a statistic of private units: every client trains on the first four fifths of its
 records, and tells by how much the mean loss of the others falls, clipped to a public bound, and whether it falls. The
-answers of all clients are ONE Gaussian release, charged to a ledger of its own before any noise is drawn.
+answers of all clients are ONE Gaussian release, charged to a ledger of its own before any noise is drawn. Where the run
+has trained on the judging records too, they gain less than records that nobody has trained on.
 
 Guarantee: that ledger's, for adding or removing one client; a row of three numbers, none above 1, is no longer than the
 square root of 3.

@@ -62,6 +62,7 @@ def test_texts_move_to_what_units_hold_and_every_vote_was_charged(
     source, settings = source_of(["zz zz"] * UNITS), config()
     price = price_votes(source, settings, 8.0, 1e-4, samples=SAMPLES, generations=2)
     writer, adapter = public_writer(settings, Synthesis(SAMPLES, 24, ("aaa", "bbb", "ccc", "zzz"), kept=(1.0, 1.0)))
+    assert writer.synthesis.rule == "proportional", "a softmax of counts would keep the most voted alone"
     released = list[torch.Tensor]()
     kept = evolution._released
 

@@ -1,6 +1,7 @@
 """``lacquer synthesise``: texts that a run's model writes, with the guarantee of the run."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -41,13 +42,12 @@ def synthesise_command(
     with refusals(ValueError):
         from server.evaluation.finished import read_finished
         from server.evaluation.synthetic import Synthesis, read_prompts, refuse_what_cannot_write, synthesise
+        from server.runs.public_data import public_first_tokens
 
         run = read_finished(run_folder)
         longest = tokens or (run.config.model.max_length if run.task == "causal-lm" else run.most_tokens)
         asked = Synthesis(count, longest, temperature, top_p, seed, read_prompts(prompts) if prompts else ())
         refuse_what_cannot_write(run, asked)
-        if not prompts:
-            from server.runs.public_data import public_first_tokens
         begin = None if prompts else public_first_tokens(run.config)
         place = folder or run_folder.resolve().with_name(f"{run_folder.resolve().name}-synthetic")
         console = Console(stderr=True, quiet=as_json)
@@ -60,11 +60,8 @@ def synthesise_command(
             else:
                 console.print(text, markup=False, highlight=False)
 
-        if status is None:
+        with status or nullcontext():
             file = synthesise(run, asked, place, begin, tell)
-        else:
-            with status:
-                file = synthesise(run, asked, place, begin, tell)
         found = None
         if check:
             from simulations.audit.near_copies import near_copies, read_texts, write_near_copies
