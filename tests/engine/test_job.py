@@ -6,7 +6,7 @@ import math
 import pytest
 
 from client.data.local import ReadSettings
-from client.engine.local_training import LocalTraining
+from client.engine.local_training import LocalTraining, PreferenceLoss
 from client.models.frozen_base import FrozenBase
 from client.models.lora import LoraSpec
 from client.worker import Job
@@ -25,6 +25,7 @@ JOB = Job(
         momentum=0.5,
         weight_decay=0.1,
         balance="prior",
+        preference=PreferenceLoss(loss="simpo", beta=2.0, gamma=0.5),
     ),
     data="/some/where",
     seed=2**61 + 1,
