@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -19,10 +20,12 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from client.supernode import GONE
+from server.config.schema import RunConfig
 from server.network.operator_key import access_token
 from server.run_folder.names import FLOWER_RUN_FILE
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
+from simulations.cli.federation.following import SPEAKS
 from simulations.engines.inprocess import identity
 from simulations.tools.sample_records import write_records
 from tests.cases.disk import AS_ROOT, Disk, fill
@@ -193,5 +196,53 @@ def test_a_run_outlives_a_paused_client_a_locked_database_and_a_full_disk(tmp_pa
         released = [record.round for record in read_metrics(deployment.run) if record.phase == "round"]
         assert released == list(range(1, len(released) + 1))
         assert deployment.charges() - len(released) <= 1, "but the round that was stopped"
+    finally:
+        deployment.end()
+
+
+@pytest.mark.nightly  # the container test kills executor and SuperLink as well, and asks only that the run resumes
+def test_the_death_of_the_serverapp_and_of_the_superlink_is_said_long_before_the_round_ends(tmp_path: Path) -> None:
+    """Who follows the run hears of it; the run is resumed with all its rounds, none of them charged twice."""
+    records = dict(zip("ab", write_records(tmp_path / "data", 2, 16), strict=True))
+    deployment = Deployment(tmp_path, SETTINGS.replace("rounds = 4", "rounds = 12"), records)
+
+    def seconds_until_said(process: str, told: str) -> float:
+        since = time.monotonic()
+        deployment.until(lambda: told in deployment.log(process))
+        return time.monotonic() - since
+
+    try:
+        deployment.begin()
+        deployment.start("deploy", str(BIN / "lacquer"), "deploy", "run.toml")
+        deployment.until(lambda: (tmp_path / "runs").is_dir() and bool(read_metrics(deployment.run)))
+        executor = psutil.Process(deployment.processes["executor"].pid)
+        servers = [one for one in executor.children(recursive=True) if "flwr-serverapp" in " ".join(one.cmdline())]
+        assert servers
+        for one in servers:
+            one.kill()
+        seconds = {"ServerApp": seconds_until_said("deploy", "has ended without a word")}
+        assert deployment.processes["deploy"].wait(timeout=60) == 1
+
+        at = len(read_metrics(deployment.run))
+        deployment.start("resume", str(BIN / "lacquer"), "deploy", "--resume", str(deployment.run))
+        deployment.until(lambda: len(read_metrics(deployment.run)) > at)
+        assert "has ended without a word" not in deployment.log("resume"), "that was before"
+        os.killpg(deployment.processes["superlink"].pid, signal.SIGKILL)
+        seconds["SuperLink"] = seconds_until_said("resume", "the SuperLink does not answer")
+        deployment.superlink()
+        seconds_until_said("resume", SPEAKS)
+        deployment.processes["resume"].wait(timeout=300)
+        for name in "ab":
+            if deployment.processes[name].poll() is not None:  # as the restart policy of a container does
+                deployment.node(name)
+        if read_status(deployment.run).state != "completed":  # type: ignore[union-attr]
+            deployment.start("last", str(BIN / "lacquer"), "deploy", "--resume", str(deployment.run))
+            assert deployment.processes["last"].wait(timeout=300) == 0, deployment.log("last")
+
+        print(f"said after {seconds} s; docs/faults.md says 15")
+        assert max(seconds.values()) < float(RunConfig().engine.round_timeout) / 60, seconds
+        released = [record.round for record in read_metrics(deployment.run) if record.phase == "round"]
+        assert released == sorted(set(released))
+        assert deployment.charges() <= 12
     finally:
         deployment.end()

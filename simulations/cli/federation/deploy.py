@@ -17,6 +17,7 @@ from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.run_folder.errors import CannotResume
 from server.run_folder.names import CLIENTS_FILE, new_run_folder, write_config
+from server.run_folder.telemetry import Telemetry
 from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, fail, refusals, say
 from simulations.cli.federation.clients import names
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, check_trust, control
@@ -75,6 +76,8 @@ def deploy_command(
     with end_on_signals(), control(address, ca) as superlink:
         if resume is not None:
             refuse_unfinished(superlink, folder)
+            with Telemetry(folder, tensorboard=False) as telemetry:  # how the run ended last is not how it goes on
+                telemetry.status("preparing", "resuming")
         try:
             durable.write(folder / CLIENTS_FILE, json.dumps(names(), indent=1) + "\n")
             run = hand_over(superlink, folder, keys)

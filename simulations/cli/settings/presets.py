@@ -15,7 +15,7 @@ from rich.text import Text
 from server.config.load import ConfigError
 from simulations.cli import completion
 from simulations.cli.exits import refusals
-from simulations.engines.speed import time_here
+from simulations.engines.speed import ONE_CORE, time_here
 from simulations.presets.load import PURPOSES, describe, preset_files
 from simulations.presets.needs import Needs, needs_of
 from simulations.report.notation import plain_table
@@ -65,7 +65,8 @@ def presets_command(
             table.add_row()
         table.add_row(Text(purpose, "bold"), "", "for `lacquer sweep`" if purpose == SWEEPS else "")
         for one in listed:
-            table.add_row(Text(one.name, "cyan"), Text(one.needs.time if one.needs else ""), Text(one.sentence))
+            time = one.needs.time.partition(",")[0] if one.needs else ""  # the rest stands at the preset
+            table.add_row(Text(one.name, "cyan"), Text(time.removesuffix(ONE_CORE)), Text(one.sentence))
     console = Console()
     console.print(table)
     hint = f"Times are {_OF_THIS}. One preset with what it needs: lacquer presets NAME"

@@ -95,6 +95,7 @@ def test_presets_are_listed_by_purpose_and_none_is_missing() -> None:
     presets = {one["name"] for one in listed if one["kind"] == "preset"}
     assert presets == {file.stem for folder in (PRESETS, PRESETS / "phases") for file in folder.glob("*.toml")}
     shown = lacquer("presets")
+    assert "The main job: 1,000 clients" in shown, "or what a preset is about is squeezed by a long time"
     assert 0 < shown.index("To begin with") < shown.index("quickstart") < shown.index("Public data sets")
 
 
