@@ -128,7 +128,7 @@ def test_the_keys_that_were_let_in_are_the_gateways_list(
 
 
 def test_every_header_that_flower_sends_is_handed_on() -> None:
-    versions = [name for name, _ in RuntimeVersionMetadata("flwr", "1.41.0", "SuperNode").as_metadata()]
+    versions = [name for name, _ in RuntimeVersionMetadata("flwr", "1.42.0", "SuperNode").as_metadata()]
     handed_on = {name.lower() for name in re.findall(r"proxy_set_header (\S+) \$http_", TEXT)}
     assert handed_on == {"content-type", "accept", *SIGNED, *versions}
 
