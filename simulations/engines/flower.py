@@ -1,9 +1,7 @@
-"""What a run needs of Flower: the settings of its simulation engine, the environment, and its command line tool."""
+"""What a run needs of Flower: the settings of its simulation engine, and the environment."""
 
-import json
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,9 +11,6 @@ from server.config.schema import RunConfig
 from simulations.engines.hardware import Resources
 from simulations.engines.processes import TAG
 from simulations.engines.staging import packages_root
-
-_PATIENCE = 300.0
-"""Seconds that a command of Flower may take on a busy machine."""
 
 
 class RunFailed(RuntimeError):
@@ -28,27 +23,6 @@ class RunFailed(RuntimeError):
     def __init__(self, reason: str, log: str = "") -> None:
         super().__init__(reason)
         self.log = log
-
-
-def flwr(*arguments: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON that ``flwr ARGUMENTS --format json`` answers with; Flower prints other lines before it.
-
-    Raises:
-        RunFailed: it answers with none.
-    """
-    command = [str(scripts() / "flwr"), *arguments, "--format", "json"]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=False
-    )
-    return _answer(arguments[0], done.returncode, done.stdout, done.stderr)
-
-
-def _answer(command: str, code: int, output: str, errors: str) -> dict[str, Any]:
-    start = output.find("{")
-    if start < 0:
-        raise RunFailed(f"flwr {command} ended with exit code {code}:\n{output}{errors}")
-    answer: dict[str, Any] = json.JSONDecoder().raw_decode(output[start:])[0]
-    return answer
 
 
 def scripts() -> Path:

@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from server.run_folder.telemetry import Telemetry, read_status
 from simulations import preflight
 from simulations.cli.app import app
 from simulations.cli.federation import clients, deploy, following
-from simulations.engines.control import Control
+from simulations.cli.federation.control import CONNECTION, Control
 from simulations.engines.flower import RunFailed
 from simulations.engines.staging import PACKAGE
 from simulations.tools.sample_records import write_records
@@ -328,7 +329,7 @@ def test_what_cannot_work_is_refused_in_a_line(
 
 def test_a_superlink_that_does_not_answer_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"success": False, "error-message": "Unable to connect"}
-    monkeypatch.setattr(Control, "ask", lambda self, *arguments: answer)
+    monkeypatch.setattr(Control, "ask", lambda self, *arguments, **how: answer)
     (tmp_path / "ca.crt").touch()
     (tmp_path / "operator.key").write_bytes(b"key")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "operator.key"))
@@ -337,6 +338,28 @@ def test_a_superlink_that_does_not_answer_is_said_in_words(tmp_path: Path, monke
     assert refused.stderr == "the clients were not listed: Unable to connect\n"
     with pytest.raises(RunFailed, match=r"run 17 .*Unable to connect"):
         Control(tmp_path, "localhost:8000", None).status("17")
+
+
+def test_flower_s_command_is_asked_again_and_again_and_a_superlink_that_is_silent_is_given_up(tmp_path: Path) -> None:
+    """A server that takes connections and says nothing, as a process that is stopped does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, closed_port() as closed:
+        with Control(tmp_path / "closed", f"127.0.0.1:{closed}", None).open() as superlink:
+            said = [superlink.ask("ls", CONNECTION, "--run-id", "17") for _ in range(2)]
+            assert said[0] == said[1]
+            assert not said[0]["success"]
+        with Control(tmp_path / "silent", f"127.0.0.1:{silent.getsockname()[1]}", None).open() as superlink:
+            with pytest.raises(RunFailed, match=r"did not answer in 0\.5 s"):
+                superlink.ask("ls", CONNECTION, "--run-id", "17", patience=0.5)
+            with pytest.raises(RunFailed, match=r"did not answer in 0\.5 s"):  # by another process
+                superlink.ask("ls", CONNECTION, "--run-id", "17", patience=0.5)
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """A port that is taken and does not listen."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def test_clients_keep_the_names_of_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import typer
 from server.config.load import ConfigError
 from server.network.operator_key import VARIABLE, keep_credentials, key_file
 from simulations.cli.exits import FAILED, fail, refusals
-from simulations.engines.control import Control
+from simulations.cli.federation.control import Control
 from simulations.engines.flower import RunFailed
 
 ADDRESS = os.environ.get("LACQUER_SUPERLINK", "127.0.0.1:8000")
@@ -29,9 +29,9 @@ def control(address: str, ca: Path) -> Iterator[Control]:
         check_trust(ca)
     with tempfile.TemporaryDirectory(prefix="lacquer-") as home:
         try:
-            superlink = Control(Path(home), address, ca).open()
             keep_credentials(Path(home), address, key_file().read_bytes())
-            yield superlink
+            with Control(Path(home), address, ca).open() as superlink:
+                yield superlink
         except RunFailed as failure:
             if "Authentication failed" in str(failure):
                 fail(f"{address}: the SuperLink has another operator.key than {key_file()}; give it its own", FAILED)

@@ -21,8 +21,8 @@ from server.run_folder.names import CONFIG_FILE, FLOWER_RUN_FILE, shell_quoted
 from server.run_folder.telemetry import State, Telemetry, read_status
 from simulations.cli.exits import FAILED, MISUSED, fail, refusals, say
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, control
+from simulations.cli.federation.control import SUCCESS, Control
 from simulations.cli.progress import follow
-from simulations.engines.control import SUCCESS, Control
 from simulations.engines.flower import RunFailed
 from simulations.engines.launcher import STATES_OF_SUCCESS, wait_quietly
 from simulations.engines.staging import App, stage

@@ -7,16 +7,22 @@ SuperLink says of it afterwards.
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from simulations.engines.flower import RunFailed, clean_environment, flwr, scripts
+from simulations.cli.federation.flower_command import FlowerCommand, NoAnswerError
+from simulations.engines.flower import RunFailed, clean_environment, scripts
 
 CONNECTION = "federation"
 SUCCESS = "finished:completed"
+_PATIENCE, _QUICK = 300.0, 10.0
+"""Seconds that a call may take on a busy machine, and one that only asks how a run stands: silence is to be noticed."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +39,32 @@ class Control:
     address: str
     ca: Path | None
 
-    def open(self) -> "Control":
-        """Write the configuration that the command reads."""
+    @contextmanager
+    def open(self) -> Iterator["Control"]:
+        """Write the configuration that the command reads; ends what was started for calls."""
         trust = {"insecure": True} if self.ca is None else {"root-certificates": str(self.ca)}
         table = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.address, **trust}}}
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
-        return self
+        try:
+            yield self
+        finally:
+            self._command.close()
 
-    def ask(self, *arguments: str) -> dict[str, Any]:
-        """The JSON that ``flwr ARGUMENTS --format json`` answers with.
+    @cached_property
+    def _command(self) -> FlowerCommand:
+        return FlowerCommand(self.home, self._environment())
+
+    def ask(self, *arguments: str, patience: float = _PATIENCE) -> dict[str, Any]:
+        """The JSON that ``flwr ARGUMENTS --format json`` answers with, within ``patience`` seconds.
 
         Raises:
-            RunFailed: it answers with none.
+            RunFailed: it answers with none, or not in time.
         """
-        return flwr(*arguments, folder=self.home, environment=self._environment())
+        try:
+            return self._command.ask(*arguments, patience=patience)
+        except NoAnswerError as error:
+            raise RunFailed(str(error)) from error
 
     def _environment(self) -> dict[str, str]:
         environment = {**clean_environment(os.environ), "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -62,7 +79,7 @@ class Control:
 
     def status(self, run: str) -> tuple[str, str]:
         """How a run stands ("finished:completed" is the good end) and the details."""
-        answer = self.ask("ls", CONNECTION, "--run-id", run)
+        answer = self.ask("ls", CONNECTION, "--run-id", run, patience=_QUICK)
         if not answer.get("runs"):
             raise RunFailed(f"run {run} was not found: {answer.get('error-message', answer)}")
         known = answer["runs"][0]
