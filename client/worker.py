@@ -19,7 +19,7 @@ from client.data.spec import Task
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
 from client.models.base import refuse_batch_dependent_positions, refuse_longer_than_positions
-from client.models.frozen_base import FrozenBase
+from client.models.frozen.base import FrozenBase
 from client.models.lora import LoraSpec
 from client.models.tasks import Metrics, make_task
 from client.settings import CountOrAuto, Table

@@ -17,6 +17,4 @@ What need not be read, and the line that makes it so:
   privacy"), so nothing above imports them. ``audit`` only tries to refute; ``secagg`` is used with ``privacy.trust =
   "secagg"`` alone, and then it is part of the proof; ``sensitive_text`` decides what is masked before a text is a
   record, and its guarantee is stated apart from the ledger's.
-- ``accountants/scenarios`` prices what-ifs for `lacquer calibrate`; ledger and mechanism may not import it ("A proof
-  needs no scenarios").
 """

@@ -35,8 +35,9 @@ from strategies.dispatch import PATIENCE, RoundFailed, Tell, nodes_to_ask, share
 from strategies.messages.client_update import TrainRequest
 from strategies.messages.own_clients import Draw
 from strategies.optimizers.optimizer import Optimizer
-from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
+from strategies.private_training import PlannedRelease, Planner, PrivateTraining
 from strategies.secure_aggregation import SecureAggregation
+from strategies.server_update import ServerUpdate
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.individual import FedEx, FedGsa, Flora, shared_subspace, stack_factors
 from strategies.aggregations.individual import average_factors as residual_of_mean
 from strategies.plugins import BadAnswer
-from strategies.private_training import ServerState, ServerUpdate, served_share
+from strategies.server_update import ServerState, ServerUpdate, served_share
 
 log = logging.getLogger(__name__)
 

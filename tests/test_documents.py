@@ -176,7 +176,7 @@ def test_what_a_document_names_exists(name: str, check: Callable[[str, str], lis
             ["engine.guard --fast: No such option '--fast'."],
         ),
         (wrong_commands, "```\n.venv/bin/lacquer site x.toml  # once\n```", ["lacquer site"]),
-        (wrong_commands, "`lacquer calibrate --cap 3`", ["lacquer calibrate --cap"]),
+        (wrong_commands, "`lacquer plan --cap 3`", ["lacquer plan --cap"]),
         (wrong_commands, "`lacquer run no-such-preset`", ["lacquer run no-such-preset"]),
         (wrong_keys, "--set privacy.epsilom=3 and `site.spam`", ["privacy.epsilom", "site.spam"]),
         (wrong_targets, "`make test-slow`", ["make test-slow"]),

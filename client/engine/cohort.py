@@ -2,7 +2,7 @@
 
 The parts: `client.engine.stacked` multiplies rows by the adapters of their own clients, `client.engine.slots`
 schedules clients over slots, `client.engine.forward` runs padded micro-batches under a token budget,
-`client.models.frozen_linear` and `client.engine.attention` choose the arithmetic, `client.engine.prefix` leaves out
+`client.models.frozen` and `client.engine.attention` choose the arithmetic, `client.engine.prefix` leaves out
 the layers below what is trained.
 
 Which rows share a micro-batch changes nothing but rounding, because no layer mixes rows and each client's batch order
@@ -28,9 +28,9 @@ from client.engine.references import References
 from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
-from client.models.frozen_linear import choose
+from client.models.frozen.batch_invariance import choose
+from client.models.frozen.quantised import QUANTISATIONS
 from client.models.lora import LoraSpec, linear_shape
-from client.models.quantised import QUANTISATIONS
 from client.models.tasks import Metrics, Task
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
@@ -59,8 +59,8 @@ class CohortEngine:
         spec: adapters and heads. `UnsupportedAdapter` (a ValueError) if they cannot be stacked.
         task: gives one loss per record.
         token_budget: tokens per micro-batch, padding included; None chooses. Memory and speed only.
-        precision: `"auto"`, `"fp32"`, `"bf16"`, `"bf16-model"` or `"fp64"`, see `client.models.frozen_linear`.
-        quantisation: of the frozen weights of the blocks: `"none"`, `"int8"` or `"nf4"`, see `client.models.quantised`.
+        precision: `"auto"`, `"fp32"`, `"bf16"`, `"bf16-model"` or `"fp64"`, see `client.models.frozen`.
+        quantisation: of the frozen weights of the blocks: `"none"`, `"int8"` or `"nf4"`, see there.
         checkpoint_blocks: compute every block again in the backward pass: less memory, the same numbers.
         slots: clients trained at once; None chooses from the token budget and `SLOT_MEMORY`.
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use

@@ -14,8 +14,8 @@ from client.engine.cohort import CohortEngine, RecordGradients
 from client.engine.local_training import LocalTraining
 from client.engine.slots import Updates
 from client.engine.stacked_model import UnsupportedAdapter
+from client.models.frozen.quantised import round_blocks
 from client.models.lora import LoraSpec
-from client.models.quantised import round_blocks
 from client.models.tasks import Metrics, Task
 from strategies.adapter.layout import AdapterLayout
 

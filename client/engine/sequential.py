@@ -30,7 +30,7 @@ from client.engine.references import References
 from client.engine.slots import Updates
 from client.engine.stacked_model import UnsupportedAdapter
 from client.models.base import positions
-from client.models.frozen_linear import is_ternary
+from client.models.frozen.bitnet import is_ternary
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, matches, peft_config
 from client.models.tasks import Metrics, Preference, Task

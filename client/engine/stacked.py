@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from client.models.frozen_linear import FrozenWeight, add_shared_expansion, shared_product
+from client.models.frozen.kernels import FrozenWeight, add_shared_expansion, shared_product
 
 
 @dataclass(frozen=True)

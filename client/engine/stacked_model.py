@@ -24,10 +24,11 @@ from client.engine.attention import use_short_attention
 from client.engine.checkpointing import checkpoint_blocks
 from client.engine.norms import use_fused_norms
 from client.engine.stacked import Adapted, Context, Gradient, Rows, TrainedHead
-from client.models.frozen_linear import FrozenLinear, MovedWeight, freeze_linear, in_own_dtype
+from client.models.frozen.kernels import in_own_dtype
+from client.models.frozen.linear import FrozenLinear, MovedWeight, freeze_linear
+from client.models.frozen.quantised import QuantisedWeight, block_linears, refuse_ternary
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, adapter_layout, computes_as_linear, head_modules, linear_shape, target_modules
-from client.models.quantised import QuantisedWeight, block_linears, refuse_ternary
 from strategies.adapter.layout import PEFT_PREFIX, Entry
 from strategies.adapter.residual import check_residual, pairs
 
@@ -94,7 +95,7 @@ class StackedModel:
     """Takes ownership of `model`: freezes it, and replaces its Linears in place.
 
     Args:
-        quantisation: of the weights of the blocks, see `client.models.quantised`.
+        quantisation: of the weights of the blocks, see `client.models.frozen.quantised`.
         checkpointing: see `client.engine.checkpointing`.
     """
 

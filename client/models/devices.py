@@ -100,7 +100,7 @@ def choose_device(asked: str, found: Cuda | None = None) -> str:
 
 def weight_bytes(model: "nn.Module", quantisation: str) -> int:
     """Bytes of the weights of a model, the Linear layers of its blocks quantised as asked. It may be on no device."""
-    from client.models.quantised import block_linears, stored_bytes
+    from client.models.frozen.quantised import block_linears, stored_bytes
 
     blocks = {id(module.weight) for module in block_linears(model).values()}
     return sum(

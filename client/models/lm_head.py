@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from client.models.frozen_linear import FrozenLinear, FrozenWeight, PlainWeight, enough_rows
+from client.models.frozen.kernels import FrozenWeight, PlainWeight, enough_rows
+from client.models.frozen.linear import FrozenLinear
 
 CHUNK = 2**24
 """Logits computed at a time: 64 MB in float32; four times that on a GPU, where starting a kernel costs as much."""

@@ -22,7 +22,7 @@ from peft import LoraConfig, TaskType
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from client.models.frozen_linear import is_ternary
+from client.models.frozen.bitnet import is_ternary
 from privacy import checks
 from strategies.adapter.layout import PEFT_PREFIX, AdapterLayout, Entry, drawn_a
 from strategies.adapter.residual import check_residual, pairs

@@ -33,7 +33,8 @@ from privacy.mechanism import Release
 from privacy.queries import OneHotVote
 from privacy.randomness.sampling import Cohort, CohortSampler
 from strategies.controllers.controller import PublicSignals
-from strategies.private_training import PlannedRelease, Planner, PrivateTraining, ServerUpdate
+from strategies.private_training import PlannedRelease, Planner, PrivateTraining
+from strategies.server_update import ServerUpdate
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from strategies.aggregations.aggregation import Adapters
 from strategies.calibration import run_info
 from strategies.controllers.controller import RunInfo
 from strategies.plugins import build
-from strategies.private_training import Planner, ServerUpdate
+from strategies.private_training import Planner
 from strategies.published.raw_rows import RawRule, ShownRaw
+from strategies.server_update import ServerUpdate
 
 if TYPE_CHECKING:
     from client.engine.sequential import OpacusEngine

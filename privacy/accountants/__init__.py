@@ -3,16 +3,14 @@
     epsilon([(Poisson(0.05, 1000), 1.0944, 200)], delta=1e-5)       # 4.00: 200 rounds of a twentieth of 1000 clients
     calibrate(4.0, 1e-5, Poisson(0.05, 1000), rounds=200)           # 1.0944
 
-``composition`` asks four accountants, of which ``pld`` and ``renyi`` carry the guarantee; ``calibration`` searches the
-noise. ``scenarios`` is for `lacquer calibrate` alone and nothing that is proven leans on it.
+``composition`` asks two accountants, ``pld`` and ``renyi``; ``calibration`` searches the noise.
 """
 
 from privacy.accountants.calibration import calibrate, filter_commitment, floor_commitment
-from privacy.accountants.composition import ACCOUNTANTS, BOUNDS, curve, epsilon, tightest_bound
+from privacy.accountants.composition import ACCOUNTANTS, curve, epsilon, tightest_bound
 
 __all__ = [
     "ACCOUNTANTS",
-    "BOUNDS",
     "calibrate",
     "curve",
     "epsilon",

@@ -67,7 +67,7 @@ def calibrate(
             components of the joint Gaussian, or a function from the update's multiplier to the effective one.
         profile: relative noise of each round, > 0: round t has multiplier ``z * profile[t]``, its queries unchanged.
         adjacency: ``"add_remove"`` or ``"replace_one"``.
-        accountant: a bound, ``"pld"``, ``"rdp"`` or ``"prv"``; None takes PLD, or RDP where PLD has no bound
+        accountant: ``"pld"`` or ``"rdp"``; None takes PLD, or RDP where PLD has no bound
             (a delta too small for it).
         force: return a multiplier below 0.3 too, although one release at that noise protects no one.
         correlation: how the noise of the rounds hangs together, which needs cyclic sampling; None if it does not.
@@ -95,7 +95,7 @@ def calibrate(
     )
     if accountant is None:
         accountant = "rdp" if run.beyond_pld() else "pld"
-    checks.one_of(composition.BOUNDS, accountant=accountant, remedy="only a bound can calibrate noise")
+    checks.one_of(composition.ACCOUNTANTS, accountant=accountant)
     run.refuse_impossible(accountant)
     if not force:
         run.refuse_weak(accountant)

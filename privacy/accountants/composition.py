@@ -1,18 +1,16 @@
-"""Epsilon of a list of releases, by four accountants over dp_accounting and Opacus.
+"""Epsilon of a list of releases, by two accountants over dp_accounting.
 
 | name | what it is | bound? |
 |---|---|---|
 | ``pld`` | privacy loss distribution, dp_accounting, pessimistic "connect the dots" discretisation | upper bound |
 | ``rdp`` | Rényi differential privacy, dp_accounting | upper bound, 5-15% above PLD |
-| ``prv`` | Opacus' accountant with eps_error 0.01; a cross-check by other hands | upper bound, about 0.01 above PLD |
-| ``gdp-approx`` | Gaussian-DP central limit formula | **no bound**: 2.00 where the truth is 4.85 |
 
 What takes Poisson sampling under which adjacency; the rest is refused by :class:`UnsupportedEvent`:
 
 | rate | add_remove | replace_one |
 |---|---|---|
-| 1 (everyone) | pld rdp prv gdp-approx | pld; rdp at half the noise multiplier (a sum moves by twice the bound) |
-| < 1 | pld rdp prv gdp-approx | pld |
+| 1 (everyone) | pld rdp | pld; rdp at half the noise multiplier (a sum moves by twice the bound) |
+| < 1 | pld rdp | pld |
 | of records, units protected | pld (``mixture.py``) | |
 
 dp_accounting's PLD doubles the sensitivity under replace-one by itself; its RDP accountant does not (measured: 2.166
@@ -27,13 +25,8 @@ chosen on the way, except through the floor.
 
 import importlib.metadata
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
-
-import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from privacy import checks
 from privacy.accountants import pld, renyi
@@ -51,8 +44,8 @@ from privacy.events import (
 
 COMPOSED = ("add_remove", "replace_one")
 """Adjacencies whose events are composed here; ``zero_out`` is accounted by the filter alone (``renyi.rho_of``)."""
-ACCOUNTANTS = ("pld", "rdp", "prv", "gdp-approx")
-BOUNDS = ("pld", "rdp", "prv")
+ACCOUNTANTS = ("pld", "rdp")
+"""Both give upper bounds."""
 
 
 def epsilon(
@@ -68,7 +61,7 @@ def epsilon(
     Args:
         events: releases, floor steps or (sampling, effective noise multiplier, count) triples, of one unit.
         delta: in (0, 1).
-        accountant: ``"pld"``, ``"rdp"``, ``"prv"`` or ``"gdp-approx"`` (not a bound).
+        accountant: ``"pld"`` or ``"rdp"``.
         adjacency: ``"add_remove"`` or ``"replace_one"``.
         interval: discretisation interval of the PLD accountant; None refines until epsilon stands still.
 
@@ -91,15 +84,9 @@ def epsilon(
             f"the {accountant} accountant cannot account sampling of records where units are protected; use 'pld', "
             f"which needs a delta of at least {pld.SMALLEST_DELTA:g}"
         )
-    match accountant:
-        case "pld":
-            return pld.epsilon(steps, delta, adjacency, interval)
-        case "rdp":
-            return renyi.epsilon(steps, delta, adjacency)
-        case "prv":
-            return _prv(steps, delta, adjacency)
-        case _:
-            return _gdp(steps, delta, adjacency)
+    if accountant == "rdp":
+        return renyi.epsilon(steps, delta, adjacency)
+    return pld.epsilon(steps, delta, adjacency, interval)
 
 
 def tightest_bound(
@@ -182,13 +169,7 @@ def merge_steps(events: Iterable[Step | FloorStep | ReleaseEvent]) -> tuple[Step
 def version(accountant: str) -> str:
     """Name and version of the library behind an accountant, for reports."""
     checks.one_of(ACCOUNTANTS, accountant=accountant)
-    match accountant:
-        case "pld" | "rdp":
-            return f"dp_accounting {importlib.metadata.version('dp-accounting')} ({accountant.upper()})"
-        case "prv":
-            return f"opacus {importlib.metadata.version('opacus')} (PRV)"
-        case _:
-            return "central limit approximation of Gaussian DP (not a bound)"
+    return f"dp_accounting {importlib.metadata.version('dp-accounting')} ({accountant.upper()})"
 
 
 def _seen(event: Step | FloorStep | ReleaseEvent) -> Step:
@@ -206,38 +187,3 @@ def _seen(event: Step | FloorStep | ReleaseEvent) -> Step:
     checks.non_negative(noise_multiplier=multiplier)
     checks.integer_at_least(1, count=count)
     return seen_by_one_unit(sampling, multiplier, count)
-
-
-def _prv(steps: Sequence[Step], delta: float, adjacency: str) -> float:
-    _only_add_remove("prv", adjacency)
-    from opacus.accountants import PRVAccountant  # a cross-check only: not worth its import time elsewhere
-
-    accountant = PRVAccountant()
-    accountant.history = [(multiplier, sampling.rate, count) for sampling, multiplier, count in steps]
-    with warnings.catch_warnings(), np.errstate(divide="ignore"):
-        # Opacus sizes its grid by its own RDP, and takes log(0) at rate 1 where the result is masked.
-        warnings.filterwarnings("ignore", message="Optimal order is the")
-        return max(0.0, float(accountant.get_epsilon(delta=delta, eps_error=0.01)))
-
-
-def _gdp(steps: Sequence[Step], delta: float, adjacency: str) -> float:
-    """Bu, Dong, Long, Su 2020 (arXiv 1911.11607): mu^2 = sum_t q_t^2 (exp(1/z_t^2) - 1). An approximation, no bound."""
-    _only_add_remove("gdp-approx", adjacency)
-    exponents = [(2.0 * math.log(sampling.rate), 1.0 / z**2, count) for sampling, z, count in steps]
-    if max(exponent for _, exponent, _ in exponents) > 700.0:
-        return math.inf
-    mu = math.sqrt(sum(count * math.exp(rate) * math.expm1(exponent) for rate, exponent, count in exponents))
-
-    def excess(eps: float) -> float:
-        upper = log_ndtr(-eps / mu + mu / 2.0)
-        lower = eps + log_ndtr(-eps / mu - mu / 2.0)
-        return float(math.exp(upper) - math.exp(lower)) - delta
-
-    return 0.0 if excess(0.0) <= 0.0 else float(brentq(excess, 0.0, mu * mu / 2.0 + 40.0 * mu + 1.0, xtol=1e-10))
-
-
-def _only_add_remove(accountant: str, adjacency: str) -> None:
-    if adjacency != "add_remove":
-        raise UnsupportedEvent(
-            f"the {accountant} accountant takes adjacency 'add_remove' only, got {adjacency!r}; use accountant 'pld'"
-        )

@@ -14,7 +14,6 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import groupby
 from typing import Any
 
-from privacy import checks
 from privacy.accountants import composition, renyi, selection
 from privacy.commitment import Commitment, Tuning
 from privacy.errors import UnsupportedEvent
@@ -120,7 +119,6 @@ def privacy_statement(
     trust_model: str | None = None,
     not_covered: Sequence[str] | None = None,
     further: Sequence[str] = (),
-    cross_checks: Sequence[str] = ("rdp",),
     nodes: Json | None = None,
 ) -> Json:
     """The content of ``privacy.json``: plain JSON values only.
@@ -130,17 +128,9 @@ def privacy_statement(
         trust_model: who is trusted with what; None says what the commitment does.
         not_covered: what the guarantee does not speak about, one sentence each; None gives the usual ones.
         further: the same, of this run.
-        cross_checks: further accountants whose epsilon of the committed floor is stated beside the guarantee, of
-            ``"pld"``, ``"rdp"``, ``"prv"``; unused in filter mode.
         nodes: where every node has many units and draws among them itself: ``clients``, how many each has, and
             ``one_node_moves_a_mean_by``, the most a single one can, in clipping bounds.
-
-    Raises:
-        ValueError: a cross-check that is no upper bound (``gdp-approx``), or an unknown one.
     """
-    remedy = "an approximation that can lie below the truth must not be reported as a guarantee"
-    for name in cross_checks:
-        checks.one_of(composition.BOUNDS, cross_checks=name, remedy=remedy)
     commitment = ledger.commitment
     shares = commitment.noise_shares
     if trust_model is None:
@@ -183,7 +173,7 @@ def privacy_statement(
         "ledger": {"run_id": ledger.run_id, "head": ledger.head},
     }
     if ledger.not_private is None:
-        statement |= _numbers(ledger, cross_checks)
+        statement |= _numbers(ledger)
     return {"sentence": sentence(statement), **statement}
 
 
@@ -219,7 +209,7 @@ def rounded_up(epsilon: float, digits: int) -> float:
     return float(Decimal(repr(float(epsilon))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
 
 
-def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
+def _numbers(ledger: Ledger) -> Json:
     commitment = ledger.commitment
     numbers: Json = {
         "epsilon_target": rounded_up(commitment.epsilon, 4),
@@ -244,12 +234,11 @@ def _numbers(ledger: Ledger, cross_checks: Sequence[str]) -> Json:
         }
     epsilon, name = composition.tightest_bound(commitment.floor, commitment.delta, adjacency=commitment.adjacency)
     others: dict[str, Any] = {}
-    for other in cross_checks:
-        try:
-            value = composition.epsilon(commitment.floor, commitment.delta, other, adjacency=commitment.adjacency)
-            others[other] = rounded_up(value, 4)
-        except UnsupportedEvent as error:
-            others[other] = str(error)
+    try:
+        value = composition.epsilon(commitment.floor, commitment.delta, "rdp", adjacency=commitment.adjacency)
+        others["rdp"] = rounded_up(value, 4)
+    except UnsupportedEvent as error:
+        others["rdp"] = str(error)
     return numbers | {
         "epsilon": rounded_up(epsilon, 4),
         "accountant": composition.version(name),

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from client.data.spec import MaxLength, Task
-from client.models.frozen_base import FrozenBase
+from client.models.frozen.base import FrozenBase
 from client.record_level.settings import PrivacyTarget, StepSettings
 from client.settings import Count, CountOrAuto, NonNegative, Positive, Rate, Table
 from privacy.events import MOST_BUFFERS

@@ -30,7 +30,7 @@ from privacy.durable import sync
 from privacy.errors import CorruptRun
 from privacy.mechanism import Release
 from server.run_folder.names import CHECKPOINT_FOLDER, SAMPLING_SECRET
-from strategies.private_training import ServerState
+from strategies.server_update import ServerState
 from strategies.state_files import classes_of, pack, unpack
 
 FORMAT = 3

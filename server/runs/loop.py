@@ -21,7 +21,8 @@ from server.run_folder.errors import CannotResume
 from server.run_folder.round_record import Presence, RoundRecord, released_values, validation_fields
 from server.run_folder.telemetry import Telemetry
 from strategies.controllers.controller import PublicSignals
-from strategies.private_training import PrivateTraining, ServerState
+from strategies.private_training import PrivateTraining
+from strategies.server_update import ServerState
 
 Evaluate = Callable[[Tensor, str], Metrics]
 """A function that measures a full adapter on a public split, ``"validation"`` or ``"test"``."""

@@ -29,7 +29,6 @@ from privacy.audit.roc import Interval
 from server.evaluation.finished import FinishedRun
 from server.runs.assembly import data_spec
 from simulations.audit.exposure import log_probabilities, split_tokens
-from simulations.audit.jaccard import GRAMS, excess, jaccard
 
 SAMPLES = 10_000
 """Continuations that the attacker may draw."""
@@ -57,12 +56,10 @@ class Said:
     Attributes:
         chances: ``[secrets]``, log-probability of each, in nats.
         greedy: ``[secrets]``, whether the most probable continuation says it.
-        similar: ``[secrets, len(GRAMS)]``, Jaccard similarity of its characters with that continuation's.
     """
 
     chances: NDArray[np.float64]
     greedy: NDArray[np.bool_]
-    similar: NDArray[np.float64]
 
 
 def extraction(run: FinishedRun, model: Any) -> dict[str, Any] | None:
@@ -126,9 +123,8 @@ def _said(run: FinishedRun, model: Any, kind: str, contexts: Sequence[Context]) 
         (tokens,) = continuations(model, tokenizer, [prefix], Decoding(longest))
         text = _behind(KINDS[kind].prefix, str(tokenizer.decode(tokens)))[:length]
         for side, own, low in ((0, context.planted, 0), (1, context.controls, len(context.planted))):
-            similar = [[jaccard(text, secret, n) for n in GRAMS] for secret in own]
             greedy = np.array([text == secret for secret in own], dtype=np.bool_)
-            found[side].append(Said(chances[low : low + len(own)], greedy, np.reshape(similar, (-1, len(GRAMS)))))
+            found[side].append(Said(chances[low : low + len(own)], greedy))
     return _together(found[0]), _together(found[1])
 
 
@@ -138,24 +134,18 @@ def _behind(prefix: str, text: str) -> str:
 
 
 def _together(parts: Sequence[Said]) -> Said:
-    return Said(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("chances", "greedy", "similar")))
+    return Said(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("chances", "greedy")))
 
 
 def _summary(planted: Said, controls: Said) -> dict[str, Any]:
     sampled, by_luck = (np.array([sampled_at_all(x) >= 0.5 for x in of.chances]) for of in (planted, controls))
     table = [[int(sampled.sum()), int((~sampled).sum())], [int(by_luck.sum()), int((~by_luck).sum())]]
-    similar = [
-        {"n": n, "planted": float(planted.similar[:, at].mean())}
-        | asdict(excess(planted.similar[:, at], controls.similar[:, at]))
-        for at, n in enumerate(GRAMS)
-    ]
     return {
         "greedy": _counted(planted.greedy),
         "sampled": _counted(sampled),
         "sampled_never_planted": _counted(by_luck),
         "likeliest": max(map(sampled_at_all, planted.chances)),
         "p_value": float(fisher_exact(table, alternative="greater").pvalue),
-        "jaccard": similar,
     }
 
 

@@ -20,10 +20,9 @@ from server.run_folder.names import AUDIT_FILE, AUDIT_FOLDER, SOURCE_FILE
 from server.runs.assembly import data_spec
 from simulations.audit.canaries import canary_findings, exposures
 from simulations.audit.extraction import extraction
-from simulations.audit.jaccard import record_jaccard
 from simulations.audit.membership import membership
 from simulations.audit.shadows import refuse_shadows, shadow_findings
-from simulations.audit.units import Units, audited_units
+from simulations.audit.units import audited_units
 from simulations.report.audit import level_name
 from simulations.report.page import write_report
 from simulations.report.read_run import read_run
@@ -35,8 +34,7 @@ WARNING = (
 
 NOT_TRIED = ("an attacker who chooses a unit's records",)
 NO_SHADOWS = "shadow runs on data with and without the unit (LiRA: --shadows)"
-NO_TEXTS = "extraction, and how much of its records the model writes (not applicable: a classifier writes nothing)"
-SHORT = "how much of its records the model writes (they are too short, or too few, to be continued)"
+NO_TEXTS = "extraction (not applicable: a classifier writes nothing)"
 NO_CANARIES = (
     "an attacker who sees every release and chooses a unit's update (the run holds no canaries: audit.canaries)"
 )
@@ -62,7 +60,7 @@ def audit_run(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
         "not_covered_by_the_guarantee": WARNING,
         "upper_bound": _upper(read_run(run.folder).guarantee or {}),  # that of phases in one form
         "canaries": canary_findings(run, population),
-        **_written(run, data, levels[-1]),
+        **_written(run),
         "membership": membership(run, data, levels),
     }
     if shadows:
@@ -71,24 +69,18 @@ def audit_run(run: FinishedRun, most: int, shadows: int = 0) -> dict[str, Any]:
         NO_CANARIES: not canaries,
         NO_TEXTS: run.task == "classification",
         NO_SECRETS: run.task != "classification" and found["exposure"] is None,
-        SHORT: run.task != "classification" and found["jaccard"] is None,
         NO_SHADOWS: not shadows,
     }
     said = [*(text for text, missing in not_tried.items() if missing), *NOT_TRIED]
     return {**found, "verdict": verdict(found), "not_tried": said}
 
 
-def _written(run: FinishedRun, data: PreparedData, level: Units) -> dict[str, Any]:
+def _written(run: FinishedRun) -> dict[str, Any]:
     """Measure what a language model writes and prefers; nothing of a classifier."""
     if run.task == "classification":
-        return {"exposure": None, "extraction": None, "jaccard": None}
+        return {"exposure": None, "extraction": None}
     model = run.language_model()
-    rows = level.rows
-    return {
-        "exposure": exposures(run, model),
-        "extraction": extraction(run, model),
-        "jaccard": record_jaccard(run, model, (data.train.select(rows[0]), data.test.select(rows[1]))),
-    }
+    return {"exposure": exposures(run, model), "extraction": extraction(run, model)}
 
 
 def _index(run: FinishedRun, data: PreparedData) -> UnitIndex:

@@ -21,7 +21,6 @@ from server.run_folder.provenance import own_version
 from server.run_folder.telemetry import Telemetry
 from simulations.cli import completion
 from simulations.cli.calibrate.ask import ask_command
-from simulations.cli.calibrate.command import calibrate_command
 from simulations.cli.doctor import doctor_command
 from simulations.cli.exits import (
     FAILED,
@@ -389,7 +388,6 @@ for name, command, panel in (
     ("init", init_command, PREPARE),
     ("presets", presets_command, PREPARE),
     ("config", config_command, PREPARE),
-    ("calibrate", calibrate_command, PREPARE),
     ("ask", ask_command, PREPARE),
     ("plan", plan_command, PREPARE),
     ("doctor", doctor_command, PREPARE),

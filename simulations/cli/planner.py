@@ -24,17 +24,6 @@ _LEGEND = (
     "S = sqrt(T) a m / (z sqrt(d)): how long the signal of the whole run is beside its noise. It says nothing of the "
     "clip threshold, of the learning rate, or whether so many rounds are enough."
 )
-_LEVELS_LEGEND = (
-    "Noise is the standard deviation of a value of the mean of one step, in clip thresholds C, G the most records of a "
-    "unit (site.records-per-unit). Both levels take as many gradients. C is the same for both; at user level a row is "
-    "a mean of up to G gradients, and where these have little in common a threshold up to sqrt(G) times smaller does. "
-    "A smaller G has less noise and uses fewer records."
-)
-_FOR_THE_OPERATOR = (
-    "This shows how many records the site's units have. It was computed here, no number of it is kept or sent, "
-    "and no budget pays for it: it is for the site's operator. A run takes the number of units as public, and with "
-    "site.sampling-level = 'example' the number of records under the cap as well."
-)
 
 
 def plan_command(
@@ -66,12 +55,8 @@ def plan_command(
     data: Annotated[
         Path | None, typer.Option(help="Folder in which relative data files are looked for.", show_default=".")
     ] = None,
-    levels: Annotated[
-        bool,
-        typer.Option(
-            "--sampling-levels",
-            help="Compare drawing units with drawing records, by this site's private counts: for its operator only.",
-        ),
+    correlated: Annotated[
+        bool, typer.Option("--correlated", help="What noise correlated over rounds buys against independent noise.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -92,25 +77,19 @@ def plan_command(
                 f"{preset}: clients of a simulation, or the records of one site, are planned; for several sites plan "
                 "each by itself (clients = 1), for phases each private phase"
             )
+        console = Console()
+        if correlated:
+            _say_correlated(asked.run, clients, console, as_json=as_json)
+            return
         if (noise := asked.run.privacy.noise_correlation) != "none":
             raise ValueError(
                 f"privacy.noise-correlation = {noise!r}: S adds up noise that is independent from round to round; plan "
-                "with --set privacy.noise-correlation=none, and correlate it afterwards"
+                "with --set privacy.noise-correlation=none, then see --correlated"
             )
-        console = Console()
-        if levels:
-            given = (clients, records, labels, cost, agreement, like)
-            if asked.run.privacy.unit != "group" or any(option is not None for option in given):
-                raise ValueError(
-                    "--sampling-levels reads the groups of a site's own records (privacy.unit = 'group') and takes "
-                    f"nothing but settings and --data, got privacy.unit = {asked.run.privacy.unit!r}"
-                )
-            _say_levels(asked.run, console, as_json=as_json)
-            return
         if asked.run.site.sampling_level != "user":
             raise ValueError(
-                "site.sampling-level = 'example': S is of units that are drawn whole; compare both by "
-                "--sampling-levels, or plan with --set site.sampling-level=user"
+                "site.sampling-level = 'example': S is of units that are drawn whole; plan with "
+                "--set site.sampling-level=user"
             )
         from simulations.planning.choices import advise
 
@@ -169,65 +148,22 @@ def _situation(
     return Situation(config, population, labels or 2, chosen, cost or round(4 * now))
 
 
-def _say_levels(config: "RunConfig", console: Console, *, as_json: bool) -> None:
-    """Print which way to draw a batch is less noisy at the site's own counts, in the terminal only."""
-    import numpy as np
+def _say_correlated(config: "RunConfig", clients: int | None, console: Console, *, as_json: bool) -> None:
+    """Print what every number of bands and of buffers costs a run with these clients, rate and rounds."""
+    from simulations.cli.calibrate.correlated import page, plain_prices
 
-    from client.data.prepare import prepare
-    from client.record_level.units import UnitIndex
-    from server.runs.assembly import data_spec
-    from simulations.planning.sampling_levels import compare
-
-    site, privacy = config.site, config.privacy
-    with console.status("Calibrating"):
-        index = UnitIndex.of(prepare(data_spec(config)).train, grouped=True, most=site.records_per_unit)
-        expected = site.batch_size * (index.kept / len(index) if site.sampling_level == "user" else 1.0)
-        found = compare(
-            np.diff(index.starts),
-            config.unit,
-            gradients=max(1, round(expected)),
-            steps=config.rounds,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
+    if config.privacy.unit != "client" or config.privacy.trust != "server":
+        raise ValueError(
+            "--correlated is of clients whose sum a server gives noise, got "
+            f"privacy.unit = {config.privacy.unit!r} and privacy.trust = {config.privacy.trust!r}"
         )
+    privacy = config.privacy
+    asked = (privacy.epsilon, privacy.delta, clients or config.clients, config.sampling_rate, config.rounds)
     if as_json:
-        typer.echo(json.dumps([{**vars(one), "better": one.better} for one in found], indent=2))
+        typer.echo(json.dumps(plain_prices(*asked), indent=2))
         return
-    table = plain_table()
-    for name in ("Cap G", "records", "rate q", "z user", "z example", "noise user", "noise example"):
-        table.add_column(name, justify="right")
-    table.add_column("less noise")
-    for one in found:
-        table.add_row(
-            f"{one.cap}",
-            f"{one.records:,}",
-            f"{one.rate:.4g}",
-            f"{one.user_multiplier:.4g}",
-            f"{one.example_multiplier:.4g}",
-            f"{one.user_noise:.3g}",
-            f"{one.example_noise:.3g}",
-            one.better or "alike",
-            style="bold" if one.cap == site.records_per_unit else "",
-        )
-    units = config.unit.removeprefix("group:") + "s"
-    headline = (
-        f"Epsilon {number_text(privacy.epsilon)} at delta {delta_text(privacy.delta)} for {len(index):,} {units}: "
-        f"{round(expected):,} gradients expected in each of {config.rounds:,} steps"
-    )
-    verdicts = [
-        f"{level} level (site.sampling-level = '{level}') for G = {', '.join(str(one.cap) for one in caps)}"
-        for level in ("user", "example")
-        if (caps := [one for one in found if one.better == level])
-    ]
-    console.print(
-        Group(
-            Text(headline, style="bold"),
-            Padding(table, (1, 0, 1, 2)),
-            Padding(Text(_LEVELS_LEGEND, style="dim"), (0, 0, 1, 2)),
-            Text(f"Less noise: {'; '.join(verdicts) or 'neither'}.", style="bold"),
-            Text(_FOR_THE_OPERATOR),
-        )
-    )
+    with console.status("Calibrating"):
+        console.print(page(*asked))
 
 
 def _plain(situation: "Situation", advice: "Advice") -> dict[str, Any]:

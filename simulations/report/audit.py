@@ -46,8 +46,6 @@ def _bounds(audit: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         rows.append((f"exposure of {exposed['secrets']} planted secrets", _exposed(exposed)))
     if extracted := audit["extraction"]:
         rows.append((f"extracted of {extracted['secrets']} planted secrets", extraction_text(extracted)))
-    if written := audit["jaccard"]:
-        rows.append(("how much of its records the model writes", jaccard_text(written)))
     for level in audit["membership"]:
         if bound := level["bound"]:
             rows.append(
@@ -80,16 +78,6 @@ def extraction_text(extracted: Mapping[str, Any]) -> str:
         f"{'; '.join(said)}; {other['count']} of {extracted['never_planted']} never planted; guessing blindly finds a "
         f"secret with probability {extracted['chance']:.1g}; text in front of the secrets: {extracted['contexts']} kind"
         f"{'s' if extracted['contexts'] > 1 else ', so one can be greedily said'}"
-    )
-
-
-def jaccard_text(written: Mapping[str, Any]) -> str:
-    """Say by how much the similarity with members exceeds that with held-out records."""
-    adapter = ", ".join(f"{row['n']}-grams {_ranged(row)}" for row in written["adapter"])
-    base = written["base"][0]
-    return (
-        f"Jaccard similarity of continuations, {written['members']} members less {written['held_out']} held out: "
-        f"{adapter}; the base model's 1-grams {_ranged(base)}"
     )
 
 

@@ -1,13 +1,10 @@
-"""The next steps for a reader of a report: what to change, which command to type, what to cite.
+"""The next steps for a reader of a report: what to change, which command to type.
 
 Advice rests on released values, public data and settings, like the warnings of :mod:`simulations.report.judgement`,
 which name what is wrong; this says what would be worth trying where nothing is.
 """
 
-import ast
-import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
@@ -17,17 +14,12 @@ from simulations.report.judgement import is_drowned
 from simulations.report.notation import epsilon_text, number_text
 from simulations.report.outcome import guaranteed_pair
 from simulations.report.read_run import Run
-from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
 
 NOTABLE = 0.1
 """A change of the loss worth a word, as a share of all that the run took off it."""
 
 NOT_SPENT = 0.95
 """A budget was not used up where less than this share of it is spent."""
-
-_REFERENCE = re.compile(
-    r"(?:^|(?<=\. ))References?: (.*?)(?=\s+(?:Guarantee|Deviations)\b[^:\n]*:|\n\n|\Z)", re.MULTILINE | re.DOTALL
-)
 
 
 class Command(NamedTuple):
@@ -121,42 +113,3 @@ def _commands(run: Run, folder: Path) -> Iterator[Command]:
         )
     yield Command("Set it beside the other runs", f"lacquer compare {names.shell_quoted(folder.parent)}")
     yield Command("Add up ε over runs on the same data", f"lacquer budget {names.shell_quoted(folder.parent)}")
-
-
-def software_entry(version: str) -> str:
-    """The BibTeX entry of Lacquer itself; CITATION.cff says the same."""
-    fields = {
-        "author": "{The Lacquer developers}",
-        "title": "Lacquer: differentially private federated fine-tuning of language models",
-        "version": version,
-    }
-    return "@software{lacquer,\n" + "".join(f"  {key} = {{{value}}},\n" for key, value in fields.items()) + "}"
-
-
-def papers(run: Run) -> list[tuple[str, str]]:
-    """List method and reference of the run's methods that have one; a method of one's own is one's own to cite."""
-    if run.config is None or run.phases:
-        return []
-    chosen = run.config.strategy
-    methods = ((CONTROLLERS, chosen.controller), (AGGREGATIONS, chosen.aggregation), (OPTIMIZERS, chosen.optimizer))
-    found = [(name, _reference(name, known[name])) for known, name in methods if name in known]
-    return [(name, text) for name, text in found if text]
-
-
-def _reference(name: str, place: str) -> str:
-    """The papers that the docstring of a method's module refers to; it is read, not imported."""
-    spec = find_spec(place.partition(":")[0])
-    if spec is None or spec.origin is None:
-        return ""
-    said = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-    match = _REFERENCE.search(said)
-    parts = re.split(r"; |\. (?=[\w-]+: )", " ".join(match[1].rstrip(".").split())) if match else []
-    # Without remarks: what names no paper, and what comes behind its number.
-    papers = [re.sub(r"(arXiv [\w.]+\)).*", r"\1", part) for part in parts if re.search(r"arXiv|\b20\d\d\b", part)]
-    if any(re.match(r"[\w-]+: ", paper) for paper in papers):  # one for each of several methods
-        papers = [paper for paper in papers if _letters(paper).startswith(_letters(name))] or papers[:1]
-    return "; ".join(papers)
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"\W", "", text).lower()

@@ -17,13 +17,12 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from server.evaluation.answers import SCORES, rouge_terms, rouge_text
 from server.run_folder import names
-from server.run_folder.provenance import own_version
 from simulations.report.audit import audit_section
 from simulations.report.budget import together_text
 from simulations.report.data_block import data_rows
 from simulations.report.figures import report_figures
 from simulations.report.judgement import judgements
-from simulations.report.next_steps import advice, commands, papers, software_entry
+from simulations.report.next_steps import advice, commands
 from simulations.report.notation import delta_text, epsilon_text, number_text, percent_text
 from simulations.report.outcome import (
     examples,
@@ -187,8 +186,6 @@ def render(run: Run, audit: Mapping[str, Any] | None = None) -> str:
         advice=advice(run),
         commands=commands(run),
         audited=(run.path / names.AUDIT_FOLDER).is_dir(),
-        software=software_entry((run.environment or {}).get("packages", {}).get("lacquer") or own_version()),
-        papers=papers(run),
         audit=None if audit is None else audit_section(audit),
         data=data_rows(run.facts, run.config) if run.facts and run.config else [],
         data_note=run.facts.note if run.facts else "",

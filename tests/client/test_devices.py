@@ -7,7 +7,7 @@ import pytest
 
 from client.models import devices
 from client.models.devices import Cuda, choose_device, find_cuda
-from client.models.frozen_base import FrozenBase
+from client.models.frozen.base import FrozenBase
 from server.config.load import ConfigError, parse
 from simulations.engines.hardware import available_gpus, resources
 
@@ -98,13 +98,13 @@ def test_flash_attention_is_refused_where_it_cannot_be(monkeypatch):
         with pytest.raises(ValueError, match=r"needs engine\.precision = 'bf16-model'"):
             FrozenBase.of(attention="flash_attention_2", **wrong)
     base = FrozenBase.of(attention="flash_attention_2", precision="bf16-model")
-    monkeypatch.setattr("client.models.frozen_base.choose_device", lambda asked: "cuda")
+    monkeypatch.setattr("client.models.frozen.base.choose_device", lambda asked: "cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="flash-attn is not installed"):
         base.chosen_device()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert base.chosen_device() == "cuda"
-    monkeypatch.setattr("client.models.frozen_base.choose_device", lambda asked: "cpu")
+    monkeypatch.setattr("client.models.frozen.base.choose_device", lambda asked: "cpu")
     with pytest.raises(ValueError, match="there is no GPU here"):
         base.chosen_device()
 

@@ -12,7 +12,7 @@ from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.engine.sequential import SequentialEngine
 from client.models.base import load_base
-from client.models.frozen_linear import TernaryWeight
+from client.models.frozen.bitnet import TernaryWeight
 from client.models.lm_head import Predictions, run
 from client.models.lora import LoraSpec, adapter_layout
 from client.models.tasks import make_task

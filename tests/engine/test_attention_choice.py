@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from client.engine.local_training import LocalTraining
-from client.models.frozen_base import FrozenBase
+from client.models.frozen.base import FrozenBase
 from client.models.lora import LoraSpec
 from client.worker import Job, make_engine
 from tests.cases.cohorts import clients, start

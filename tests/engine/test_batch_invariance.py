@@ -12,7 +12,7 @@ from client.data.records import Records
 from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
-from client.models.frozen_linear import OneDnnWeight, add_shared_expansion, shared_product
+from client.models.frozen.kernels import OneDnnWeight, add_shared_expansion, shared_product
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import make_task
 from strategies.adapter.residual import residual_size

@@ -21,7 +21,7 @@ from strategies.aggregations.factors import Plain
 from strategies.controllers.controller import PublicSignals
 from strategies.messages.records import BadMessage
 from strategies.optimizers.fedadam import FedAdam
-from strategies.private_training import ServerUpdate
+from strategies.server_update import ServerUpdate
 from strategies.sites import GlobalModel, SpanUpdate
 from tests.cases.record_level import EXACT, PRIVATE, engine, records, run, site_training, vector
 

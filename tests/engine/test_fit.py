@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from client.models.devices import activation_bytes, refuse_too_large, weight_bytes
-from client.models.frozen_base import FrozenBase
+from client.models.frozen.base import FrozenBase
 
 
 def test_what_a_model_of_seven_billion_needs():

@@ -10,8 +10,9 @@ from transformers import BertConfig, BertForSequenceClassification
 from client.engine.attention import LONGEST, short_attention
 from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
-from client.models import frozen_linear
-from client.models.frozen_linear import BF16Weight, OneDnnWeight, PlainWeight, batch_invariance_note, choose
+from client.models.frozen import batch_invariance, kernels
+from client.models.frozen.batch_invariance import batch_invariance_note, choose
+from client.models.frozen.kernels import BF16Weight, OneDnnWeight, PlainWeight
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.tasks import SequenceClassification
 from tests.cases.cohorts import WORDS, build, clients, distance, fresh, start, threads
@@ -23,7 +24,7 @@ def test_torch_still_has_the_operators_of_onednn_that_the_engine_calls():
     assert not gone, (
         f"torch {torch.__version__} has no torch.ops.mkldnn.{', '.join(gone)}: float32 products on the CPU fall back "
         "to plain ones and lose their speed; find the operator that torch.compile now emits for a frozen float32 "
-        "linear layer, and put it into client/models/frozen_linear.py"
+        "linear layer, and put it into client/models/frozen/kernels.py"
     )
     x, weight = torch.randn(32, 24), torch.randn(40, 24)
     product = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -54,12 +55,12 @@ def test_bfloat16_is_taken_only_where_rows_keep_their_bits(monkeypatch, caplog):
     cpu, fast = torch.device("cpu"), torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     with threads(1):
         assert choose("auto", cpu, shapes) == ("bf16" if fast else "fp32")
-        assert all(frozen_linear.keeps_rows(shape) for shape in shapes)
+        assert all(batch_invariance.keeps_rows(shape) for shape in shapes)
         if torch.cpu._is_amx_tile_supported() and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # what blocks are for
-            assert frozen_linear.block_sizes((384, 1536))
+            assert kernels.block_sizes((384, 1536))
         assert not caplog.records
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-        monkeypatch.setattr(frozen_linear, "keeps_rows", lambda shape: shape != (384, 1536))
+        monkeypatch.setattr(batch_invariance, "keeps_rows", lambda shape: shape != (384, 1536))
         assert choose("auto", cpu, shapes) == "fp32"
         assert "384 x 1536" in caplog.text
         assert "float32 is taken" in caplog.text
@@ -70,7 +71,7 @@ def test_bfloat16_is_taken_only_where_rows_keep_their_bits(monkeypatch, caplog):
 
 def test_sums_that_cancel_show_another_order():
     """The blocks are chosen, and bfloat16 is refused, by them; rounding hides another order of plain sums."""
-    x, packed = frozen_linear._cancelling((64, 96))
+    x, packed = kernels.cancelling_sums((64, 96))
     weight = (packed.to_dense() if packed.is_mkldnn else packed).double()
     exact = x.double() @ weight.T
     small = x.double() * (x.abs() < 2**10)
@@ -81,7 +82,7 @@ def test_sums_that_cancel_show_another_order():
 
 
 def test_more_rows_than_the_largest_block():
-    w, x = torch.randn(40, 24), torch.randn(2 * frozen_linear.BLOCKS[0] + 5, 24)
+    w, x = torch.randn(40, 24), torch.randn(2 * kernels.BLOCKS[0] + 5, 24)
     for sizes in ((), (256, 64)):
         found = BF16Weight(w, None, sizes=lambda shape, sizes=sizes: sizes).forward(x)
         assert distance(found, x.double() @ w.double().T) < 5e-3

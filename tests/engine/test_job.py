@@ -7,7 +7,7 @@ import pytest
 
 from client.data.local import ReadSettings
 from client.engine.local_training import LocalTraining, PreferenceLoss
-from client.models.frozen_base import FrozenBase
+from client.models.frozen.base import FrozenBase
 from client.models.lora import LoraSpec
 from client.worker import Job
 

@@ -11,10 +11,10 @@ from client.engine.engine import build_engine
 from client.engine.local_training import LocalTraining
 from client.engine.sequential import SequentialEngine
 from client.models.base import load_base
-from client.models.frozen_base import FrozenBase
-from client.models.frozen_linear import FrozenLinear
+from client.models.frozen.base import FrozenBase
+from client.models.frozen.linear import FrozenLinear
+from client.models.frozen.quantised import NF4, Quantised, QuantisedWeight, block_linears, round_blocks, stored_bytes
 from client.models.lora import LoraSpec
-from client.models.quantised import NF4, Quantised, QuantisedWeight, block_linears, round_blocks, stored_bytes
 from client.models.tasks import make_task
 from tests.cases.cohorts import build, clients, distance, fresh, start
 

@@ -10,7 +10,7 @@ from client.engine.cohort import CohortEngine
 from client.engine.local_training import LocalTraining
 from client.engine.sequential import SequentialEngine
 from client.models.base import load_base
-from client.models.frozen_linear import is_ternary
+from client.models.frozen.bitnet import is_ternary
 from client.models.lora import LoraSpec, adapter_layout, as_one_adapter, save_peft
 from client.models.tasks import Batch, make_task
 from strategies.adapter.layout import AdapterLayout

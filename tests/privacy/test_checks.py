@@ -30,10 +30,8 @@ def test_numbers(check, good, bad):
 
 def test_message_names_argument_limit_value_and_remedy():
     with pytest.raises(ValueError) as error:
-        checks.positive(noise_multiplier=-1.0, remedy="calibrate one with lacquer calibrate")
-    assert str(error.value) == (
-        "noise_multiplier must be > 0 and finite, got -1.0; calibrate one with lacquer calibrate"
-    )
+        checks.positive(noise_multiplier=-1.0, remedy="lacquer plan names one")
+    assert str(error.value) == ("noise_multiplier must be > 0 and finite, got -1.0; lacquer plan names one")
 
 
 def test_the_offending_one_of_several_is_named():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-PACKAGES = ["accountants", "audit", "clipping", "ledger", "secagg", "sensitive_text"]
+PACKAGES = ["accountants", "clipping", "ledger", "secagg", "sensitive_text"]
 PROMISED = {
     "accountants": {"epsilon", "tightest_bound", "curve", "calibrate"},
     "clipping": {"FlatClip", "PerAdapterClip", "AdaClip", "SubspaceClip", "CLIP_MAPS", "clip_from_json"},

@@ -28,7 +28,6 @@ from server.runs.public_data import train_without_noise
 from server.runs.start import run_in_folder
 from simulations.audit import extraction, shadows
 from simulations.audit.findings import audit_run
-from simulations.audit.jaccard import GRAMS, excess, jaccard, record_jaccard
 from simulations.audit.units import audited_units
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
@@ -116,10 +115,6 @@ def test_secrets_come_out_of_a_model_that_learnt_them_and_out_of_no_other(texts:
     for other in (learnt["base"], private["adapter"], private["base"]):
         assert other["sampled"]["count"] == other["greedy"]["count"] == 0
         assert other["p_value"] == 1
-    similar = learnt["adapter"]["jaccard"]
-    assert [row["n"] for row in similar] == list(GRAMS)
-    assert all(row["lower"] > 0.2 for row in similar)
-    assert all(abs(row["estimate"]) < 0.2 for row in learnt["base"]["jaccard"])
 
 
 @pytest.mark.nightly  # most of a minute
@@ -157,40 +152,6 @@ def test_what_stands_in_front_of_a_secret_is_not_part_of_it() -> None:
     assert extraction._behind("secret_id=", "=7Q0ZK2M4PA.") == "7Q0ZK2M4PA."
     assert extraction._behind("My ID is ", " 341752") == "341752"
     assert extraction._behind("My ID is ", "341752") == "341752"
-
-
-def test_texts_are_written_that_were_learnt(texts: Texts) -> None:
-    def found(run: FinishedRun) -> dict[str, Any]:
-        data = prepare(data_spec(run.config))
-        members, others = audited_units(run.config, data, 1000)[-1].rows
-        written = record_jaccard(run, run.language_model(), (data.train.select(members), data.test.select(others)))
-        assert written is not None
-        return written
-
-    private, learnt = map(found, texts("secret-id"))
-    assert all(row["lower"] > 0.3 for row in learnt["adapter"])
-    assert all(abs(row["estimate"]) < 0.2 for row in (*learnt["base"], *private["adapter"]))
-
-
-def test_jaccard_counts_different_n_grams() -> None:
-    assert jaccard("abab", "abc", 1) == pytest.approx(2 / 3)
-    assert jaccard("abab", "abc", 2) == pytest.approx(1 / 3)
-    assert jaccard("abc", "xyz", 1) == jaccard("ab", "ab", 3) == 0
-    assert jaccard([1, 2, 3, 4], [1, 2, 3, 4], 4) == 1
-
-
-def test_the_excess_covers_the_difference_of_means_and_is_wide_where_nothing_varies() -> None:
-    draws = np.random.default_rng(0)
-    covered = 0
-    for _ in range(200):
-        one, two = draws.beta(2, 5, 60), draws.beta(1, 9, 40)
-        found = excess(one, two)
-        covered += found.lower <= 2 / 7 - 0.1 <= found.upper
-    assert 180 <= covered <= 199
-    flat = excess(np.zeros(50), np.zeros(100))
-    assert (flat.estimate, flat.upper) == (0, pytest.approx(1 - 0.025 ** (1 / 50)))
-    assert flat.lower == -flat.upper
-    assert excess([0.5], draws.random(20)).upper > 0.9  # of one value nothing is known
 
 
 @pytest.fixture(scope="module")

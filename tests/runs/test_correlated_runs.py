@@ -8,7 +8,6 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from privacy.accountants import buffered
 from privacy.accountants.factorisation import optimise, price_strategy
@@ -20,7 +19,7 @@ from server.config.load import ConfigError, parse
 from server.run_folder.names import LEDGER_FILE, SAMPLING_SECRET
 from server.run_folder.telemetry import read_metrics
 from server.runs.commitment import choose_correlation
-from simulations.cli.app import app
+from simulations.cli.calibrate.correlated import plain_prices
 from simulations.engines.inprocess import run_inprocess
 
 CLIENTS, RATE, ROUNDS, BANDS, EPSILON, DELTA = 40, 0.2, 9, 4, 6.0, 1e-3
@@ -58,7 +57,7 @@ def test_so_does_one_of_buffers_as_one_gaussian(tmp_path: Path, monkeypatch: Any
 
 
 def audited_run(config: dict[str, Any], folder: Path, groups: int, monkeypatch: Any) -> tuple[Any, Any]:
-    """privacy.json of a run that kept its turns, and the line of `lacquer calibrate` that foretold it."""
+    """privacy.json of a run that kept its turns, and the line of `lacquer plan --correlated` that foretold it."""
     asked: list[np.ndarray] = []
     draw = CohortSampler.draw
 
@@ -70,11 +69,9 @@ def audited_run(config: dict[str, Any], folder: Path, groups: int, monkeypatch: 
     folder.mkdir()
     run_inprocess(parse(config), folder)
     statement = json.loads((folder / "privacy.json").read_text())
-    arguments = f"calibrate --epsilon {EPSILON} --delta {DELTA} --clients {CLIENTS} --rate {RATE} --rounds {ROUNDS}"
-    said = CliRunner().invoke(app, [*arguments.split(), "--correlated", "--json"])
-    assert said.exit_code == 0, said.output
+    said = plain_prices(EPSILON, DELTA, CLIENTS, RATE, ROUNDS)
     name = "buffers" if "buffers" in config["privacy"] else "bands"
-    lines = (line for of in ("tried", "buffered") for line in json.loads(said.output)[of])
+    lines = (line for of in ("tried", "buffered") for line in said[of])
     promised = next(one for one in lines if one.get(name) == config["privacy"][name])
     assert statement["epsilon"] == pytest.approx(promised["epsilon"], abs=1.01e-4)  # rounded up
     assert statement["epsilon"] == statement["epsilon_spent"] <= EPSILON

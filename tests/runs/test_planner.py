@@ -158,30 +158,27 @@ def test_several_sites_are_planned_one_by_one() -> None:
     assert "plan each by itself" in done.stderr
 
 
-LEVELS = ["site-quickstart", "--set", "model.name=random:bert", "--set", "rounds=2", "--sampling-levels"]
-
-
-@pytest.mark.nightly  # most of a minute
-def test_sampling_levels_are_compared_at_the_counts_of_the_site() -> None:
-    few = ["--set", "data.records-per-client=80", "--set", "site.batch-size=10", "--set", "privacy.delta=1e-3"]
-    found = planned(*LEVELS, *few)
-    assert [one["cap"] for one in found] == [1, 2, 3]
-    assert found[2]["records"] == 80
-    assert found[0]["user_noise"] == pytest.approx(found[0]["example_noise"], rel=1e-3)
-    said = plan(*LEVELS, *few).output
-    assert "it is for the site's operator" in " ".join(said.split())
-    assert re.search(r"Less noise: .*for G = ", " ".join(said.split()))
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["compare-sst2", "--sampling-levels"], "got privacy.unit = 'client'"),
-        ([*LEVELS, "--clients", "100"], "takes nothing but settings"),
-        (["site-quickstart", "--set", "site.sampling-level=example", "--clients", "9000"], "compare both by"),
+        (
+            ["site-quickstart", "--set", "site.sampling-level=example", "--clients", "9000"],
+            "drawn whole",
+        ),
+        (["site-quickstart", "--correlated"], "got privacy.unit = 'group:"),
+        (["secure-sums", "--correlated"], "privacy.trust = 'secagg'"),
     ],
 )
-def test_what_sampling_levels_are_not_for_is_refused(arguments: list[str], reason: str) -> None:
+def test_what_is_not_planned_is_refused(arguments: list[str], reason: str) -> None:
     done = plan(*arguments)
     assert done.exit_code == 2
     assert reason in " ".join(done.output.split())
+
+
+def test_correlated_noise_is_priced_at_the_settings() -> None:
+    small = ["quickstart", "--correlated", "--set", "clients=40", "--set", "sampling-rate=0.2", "--set", "rounds=4"]
+    found = planned(*small, "--set", "privacy.delta=1e-3")
+    assert {one["bands"] for one in found["tried"]} >= {1, 4}
+    assert min(found["tried"], key=lambda one: one["error"]) == found["tried"][0]
+    said = plan(*small, "--set", "privacy.delta=1e-3").output
+    assert "40 clients, sampling rate 0.2, 4 rounds" in " ".join(said.split())

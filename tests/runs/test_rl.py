@@ -32,7 +32,7 @@ from strategies.controllers.rl.controller import Rl
 from strategies.controllers.rl.decisions import MOST_REWARD, RlState, observation, reward
 from strategies.controllers.rl.features import add, empty_interval
 from strategies.controllers.rl.sac import FILE, document, fresh_weights, policy_weights
-from strategies.private_training import ServerState
+from strategies.server_update import ServerState
 from tests.cases.drawn import cohort
 
 SIZES = (4, 2, 6)

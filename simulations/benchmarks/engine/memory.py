@@ -58,7 +58,7 @@ def measure(model: str, tokens: int, case: dict[str, Any]) -> dict[str, Any]:
     from client.engine.cohort import CohortEngine
     from client.engine.local_training import LocalTraining
     from client.models.devices import weight_bytes
-    from client.models.frozen_base import FrozenBase
+    from client.models.frozen.base import FrozenBase
     from client.models.lora import LoraSpec, adapter_layout, initial_adapter
     from client.models.tasks import make_task
     from simulations.benchmarks.engine import jobs

@@ -31,6 +31,7 @@ from simulations.audit.shadows import shadow_findings
 from simulations.audit.units import audited_units
 from simulations.benchmarks.harness.markdown import Columns, Row, mean_text, provenance, table
 from simulations.benchmarks.harness.results import RESULTS, ROOT, environment, say
+from simulations.benchmarks.privacy.jaccard import record_jaccard
 from simulations.report import plots
 from simulations.report.svg import write_themes
 
@@ -106,10 +107,17 @@ def attacked(epsilon: float | None, seed: int) -> dict[str, Any]:
             "exposure": {who: exposed[who] for who in ("adapter", "base")},
             "most_bits": exposed["most_bits"],
             "extraction": found["extraction"],
-            "jaccard": found["jaccard"],
+            "jaccard": overlap(run),
             "cpu_seconds": cpu,
             **shadowed(run),
         }
+
+
+def overlap(run: FinishedRun) -> dict[str, Any] | None:
+    """How much of the records of members and of others the model writes."""
+    data = prepare(data_spec(run.config))
+    members, others = audited_units(run.config, data, 1000, run.config.audit.canaries)[-1].rows
+    return record_jaccard(run, run.language_model(), (data.train.select(members), data.test.select(others)))
 
 
 def shadowed(run: FinishedRun) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The command ``lacquer calibrate`` and its pages."""
+"""What is told before a run: answers about its units, and prices of correlated noise."""

@@ -1,4 +1,4 @@
-"""`lacquer calibrate --correlated`: what noise that is correlated over rounds buys against independent noise.
+"""`lacquer plan --correlated`: what noise that is correlated over rounds buys against independent noise.
 
 Every number of bands or buffers takes a calibration, about a second.
 """

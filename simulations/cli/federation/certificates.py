@@ -180,9 +180,21 @@ def federation_command(
 def _committed(clients: int, survivors: int, colluding: int, epsilon: float, delta: float) -> "Commitment":
     from privacy.accountants.calibration import filter_commitment
     from privacy.events import Poisson
-    from simulations.cli.calibrate.page import shares_of
+    from server.config.load import parse
 
-    shares = shares_of(clients, survivors, colluding)
+    settings = {
+        "clients": clients,
+        "sampling-rate": 1.0,
+        "privacy": {
+            "delta": 0.5 / clients,
+            "trust": "secagg",
+            "mode": "filter",
+            "noise": "discrete",
+            "secagg": {"min-survivors": survivors, "colluding": colluding},
+        },
+        "simulation": {"clients-per-node": 1},
+    }
+    shares = parse(settings).noise_shares
     if epsilon <= 0.0 or delta <= 0.0:
         raise ValueError(
             f"--epsilon and --delta must be > 0, got {epsilon:g} and {delta:g}; they say what every client lets all "

@@ -43,7 +43,7 @@ def audit_command(
 
 def _table(found: Mapping[str, Any]) -> str:
     """The findings for a person."""
-    from simulations.report.audit import extraction_text, jaccard_text, level_name  # it loads what draws figures
+    from simulations.report.audit import extraction_text, level_name  # it loads what draws figures
 
     lines = []
     if canaries := found["canaries"]:
@@ -63,8 +63,6 @@ def _table(found: Mapping[str, Any]) -> str:
         )
     if extracted := found["extraction"]:
         lines.append(f"extracted: {extraction_text(extracted)}")
-    if written := found["jaccard"]:
-        lines.append(f"texts: {jaccard_text(written)}")
     for level in found["membership"]:
         lines.append(f"{level_name(level)}: {level['members']} members, {level['held_out']} {level['held_out_origin']}")
         for attack in [*level["attacks"], {"score": "a model that saw neither", "auc": level["exchangeable"]}]:

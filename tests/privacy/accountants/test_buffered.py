@@ -191,11 +191,10 @@ class TestPrice:
         assert found == pytest.approx(one.get_epsilon_for_delta(self.DELTA), abs=1e-6)
         exact = dp_accounting.get_epsilon_gaussian(multiplier, self.DELTA)
         assert exact <= found <= exact * 1.001
-        for accountant in ("rdp", "prv"):
-            other = composition.epsilon([self.STEP], self.DELTA, accountant)
-            assert other == composition.epsilon([(Poisson(1.0, self.CLIENTS), multiplier / (1.0 - ROUNDING), 1)],
-                                                self.DELTA, accountant)  # fmt: skip
-            assert other >= exact
+        other = composition.epsilon([self.STEP], self.DELTA, "rdp")
+        assert other == composition.epsilon([(Poisson(1.0, self.CLIENTS), multiplier / (1.0 - ROUNDING), 1)],
+                                            self.DELTA, "rdp")  # fmt: skip
+        assert other >= exact
         whole = replace(self.STEP, sampling=replace(self.STEP.sampling, rate=1.0))
         assert composition.epsilon([whole], self.DELTA) == found
 

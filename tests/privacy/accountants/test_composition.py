@@ -18,24 +18,24 @@ from privacy.events import Component, ExampleLevelPoisson, Poisson, ReleaseEvent
 
 N = 100_000
 
-# rate, noise multiplier, rounds, delta, PLD at 1e-4, PLD at 1e-3, RDP, PRV, GDP approximation (None: useless)
+# rate, noise multiplier, rounds, delta, PLD at 1e-4, PLD at 1e-3, RDP
 GOLDEN = [
-    (1.0, 1.0, 1, 1e-5, 4.3772, 4.3772, 4.7285, 4.3874, 6.007),
-    (1.0, 10.0, 100, 1e-5, 4.3772, 4.3772, 4.7285, 4.3874, 4.390),
-    (0.01, 1.0, 1000, 1e-5, 1.8282, 1.8289, 2.1014, 1.8384, 1.618),
-    (0.01, 0.5, 1000, 1e-5, 13.3608, 13.3610, 15.4721, 13.3718, 11.99),
-    (256 / 60000, 1.1, 14063, 1e-5, 2.3818, 2.3906, 2.5967, 2.3918, 2.324),
-    (0.02, 0.6, 200, 1e-5, 7.2602, 7.2602, 8.6162, 7.2708, 4.882),
-    (0.05, 1.0, 200, 1e-5, 4.7659, 4.7660, 5.3679, 4.7762, 4.010),
-    (0.1, 1.0, 200, 1e-5, 9.9713, 9.9713, 11.0631, 9.9818, 9.108),
-    (0.1, 2.0, 200, 1e-5, 3.3597, 3.3598, 3.6797, 3.3699, 3.164),
-    (0.1, 0.3, 10, 1e-5, 35.6614, 35.6614, 41.1715, 35.6742, None),
-    (0.001, 0.6, 100_000, 1e-6, 6.9612, 6.9861, 7.7564, 6.9712, 6.185),
-    (0.2, 2.0, 10, 1e-5, 1.6177, 1.6177, 1.8416, 1.6278, 1.287),
-    (0.05, 1.0, 200, 1e-10, 8.1010, 8.1011, 8.7393, 8.1112, 6.026),
-    (0.05, 1.0, 200, 1e-2, 2.2031, 2.2032, 2.7851, 2.2136, 2.093),
-    (0.01, 0.2, 100, 1e-5, 75.097, 75.097, 87.988, 75.111, None),
-    (0.0005, 8.0, 1_000_000, 1e-9, 0.396, 1.2408, 0.3693, 0.3383, 0.3295),
+    (1.0, 1.0, 1, 1e-5, 4.3772, 4.3772, 4.7285),
+    (1.0, 10.0, 100, 1e-5, 4.3772, 4.3772, 4.7285),
+    (0.01, 1.0, 1000, 1e-5, 1.8282, 1.8289, 2.1014),
+    (0.01, 0.5, 1000, 1e-5, 13.3608, 13.3610, 15.4721),
+    (256 / 60000, 1.1, 14063, 1e-5, 2.3818, 2.3906, 2.5967),
+    (0.02, 0.6, 200, 1e-5, 7.2602, 7.2602, 8.6162),
+    (0.05, 1.0, 200, 1e-5, 4.7659, 4.7660, 5.3679),
+    (0.1, 1.0, 200, 1e-5, 9.9713, 9.9713, 11.0631),
+    (0.1, 2.0, 200, 1e-5, 3.3597, 3.3598, 3.6797),
+    (0.1, 0.3, 10, 1e-5, 35.6614, 35.6614, 41.1715),
+    (0.001, 0.6, 100_000, 1e-6, 6.9612, 6.9861, 7.7564),
+    (0.2, 2.0, 10, 1e-5, 1.6177, 1.6177, 1.8416),
+    (0.05, 1.0, 200, 1e-10, 8.1010, 8.1011, 8.7393),
+    (0.05, 1.0, 200, 1e-2, 2.2031, 2.2032, 2.7851),
+    (0.01, 0.2, 100, 1e-5, 75.097, 75.097, 87.988),
+    (0.0005, 8.0, 1_000_000, 1e-9, 0.396, 1.2408, 0.3693),
 ]
 
 
@@ -53,7 +53,7 @@ WEAK_NOISE = 0.55
 
 
 @pytest.mark.parametrize(
-    ("rate", "z", "rounds", "delta", "fine", "coarse", "rdp", "prv", "gdp"),
+    ("rate", "z", "rounds", "delta", "fine", "coarse", "rdp"),
     [pytest.param(*row, marks=[pytest.mark.run] if row[1] < WEAK_NOISE else []) for row in GOLDEN],
 )
 def test_golden_numbers(
@@ -64,14 +64,10 @@ def test_golden_numbers(
     fine: float,
     coarse: float,
     rdp: float,
-    prv: float,
-    gdp: float | None,
 ) -> None:
     run: list[Step] = [(Poisson(rate, N), z, rounds)]
     check_pld(run, delta, 1e-3, coarse)
     assert epsilon(run, delta, "rdp") == pytest.approx(rdp, abs=1e-3)
-    if gdp is not None:
-        assert epsilon(run, delta, "gdp-approx") == pytest.approx(gdp, abs=2e-3)
 
 
 def nightly_but(chosen: tuple[int, ...], column: int) -> list[Any]:
@@ -83,20 +79,6 @@ def nightly_but(chosen: tuple[int, ...], column: int) -> list[Any]:
 @pytest.mark.parametrize(("rate", "z", "rounds", "delta", "fine"), nightly_but((2, 4, 6, 8), 4))
 def test_golden_numbers_at_the_finer_interval(rate: float, z: float, rounds: int, delta: float, fine: float) -> None:
     check_pld([(Poisson(rate, N), z, rounds)], delta, 1e-4, fine)
-
-
-@pytest.mark.parametrize(("rate", "z", "rounds", "delta", "prv"), nightly_but((3, 5, 7, 12), 7))
-def test_opacus_agrees(rate: float, z: float, rounds: int, delta: float, prv: float) -> None:
-    """Another library, other mathematics, other hands: about its own error bound of 0.01 above."""
-    run = [(Poisson(rate, N), z, rounds)]
-    assert epsilon(run, delta, "prv") == pytest.approx(prv, abs=2e-3)
-    assert 0.0 < epsilon(run, delta, "prv") - epsilon(run, delta) < 0.02
-
-
-@pytest.mark.run
-def test_opacus_agrees_on_a_schedule() -> None:
-    steps = [(Poisson(0.05, N), 1.5, 50), (Poisson(0.1, N), 2.5, 50), (Poisson(1.0, N), 20.0, 1)]
-    assert epsilon(steps, 1e-5, "prv") == pytest.approx(epsilon(steps, 1e-5) + 0.01, abs=5e-3)
 
 
 @pytest.mark.run
@@ -250,11 +232,10 @@ def test_replacing_moves_a_sum_twice_as_far() -> None:
     assert epsilon(everyone, 1e-5, "rdp", adjacency="replace_one") == pytest.approx(4.7285, abs=1e-3)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp-approx"])
-def test_what_cannot_be_bounded_is_refused_with_a_remedy(accountant: str) -> None:
+def test_what_cannot_be_bounded_is_refused_with_a_remedy() -> None:
     run = [(Poisson(0.1, 100), 1.0, 1)]
-    with pytest.raises(UnsupportedEvent, match=f"{accountant} .*'pld'"):
-        epsilon(run, 1e-5, accountant, adjacency="replace_one")
+    with pytest.raises(UnsupportedEvent, match=r"rdp .*'pld'"):
+        epsilon(run, 1e-5, "rdp", adjacency="replace_one")
     by_pld = epsilon(run, 1e-5, adjacency="replace_one")
     assert tightest_bound(run, 1e-5, adjacency="replace_one") == (by_pld, "pld")
 
@@ -327,7 +308,5 @@ def test_the_curve_of_sampled_records_is_that_of_add_and_remove() -> None:
 
 def test_versions_name_the_library() -> None:
     assert composition.version("pld").startswith("dp_accounting 0.6")
-    assert composition.version("prv").startswith("opacus 1.6")
-    assert composition.version("gdp-approx") == "central limit approximation of Gaussian DP (not a bound)"
     with pytest.raises(ValueError, match="accountant must be"):
         composition.version("moments")

@@ -20,7 +20,7 @@ from server.run_folder.checkpoint import Checkpoint, Times, load_checkpoint, rea
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.dp_lac import DpLac, LacState
 from strategies.controllers.fixed import Fixed
-from strategies.private_training import ServerState
+from strategies.server_update import ServerState
 from strategies.state_files import same_bits
 
 SETTING = RunInfo(3, ((5, 3),), Poisson(0.1, 100), (1.25,) * 3)

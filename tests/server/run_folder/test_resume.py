@@ -25,7 +25,7 @@ from server.run_folder.telemetry import State, Telemetry
 from server.runs.commitment import round_sampling
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
-from strategies.private_training import ServerState
+from strategies.server_update import ServerState
 from tests.cases.recorded_runs import recorded_start
 
 TABLE = {"rounds": 3, "clients": 60, "sampling-rate": 0.25, "privacy": {"epsilon": 50.0, "delta": 1e-3}}

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from server.config.schema import RunConfig
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import Status, Telemetry
-from simulations.cli.live_display import Snapshot, display, sparkline
+from simulations.cli.live_display import Snapshot, display
 from simulations.cli.progress import PlainLines, follow, round_line
 from tests.cases.recorded_runs import recorded_metrics
 
@@ -169,18 +169,3 @@ def test_a_dumb_terminal_gets_plain_lines(
     console, stream = terminal()
     follow(record_run(ledger=False), run_config, lambda: False, console=console)
     assert stream.getvalue().startswith("before round 1  accuracy")
-
-
-@pytest.mark.parametrize(
-    ("values", "cells", "text"),
-    [
-        ([0.0, 1.0], 2, "▁▇"),
-        ([3.0, 3.0, 3.0], 3, "▄▄▄"),
-        ([0.0, 0.0, 1.0, 1.0], 2, "▁▇"),
-        ([0.0, float("nan"), 1.0], 2, "▁▇"),
-        ([0.0, 1.0], 4, "▁▁▇▇"),
-        ([float("inf")], 3, ""),
-    ],
-)
-def test_sparkline(values: list[float], cells: int, text: str) -> None:
-    assert sparkline(values, cells) == text

@@ -19,7 +19,7 @@ from strategies.aggregations.factors import Ffa
 from strategies.aggregations.fedsvd import FedSvd, by_singular_values
 from strategies.optimizers.fedadam import FedAdam
 from strategies.optimizers.fedavg import FedAvg, FedAvgM
-from strategies.private_training import ServerState, ServerUpdate
+from strategies.server_update import ServerState, ServerUpdate
 
 OUT, RANK, IN, ROUNDS = 12, 3, 8, 6
 LAYOUT = AdapterLayout(

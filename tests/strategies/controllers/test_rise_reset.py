@@ -16,7 +16,7 @@ from server.runs.commitment import commit_clients, round_sampling
 from strategies.conformance.controllers import check_controller
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.schedules import RiseReset
-from strategies.private_training import ServerState
+from strategies.server_update import ServerState
 from tests.cases.population import Population
 
 ROUNDS = 4

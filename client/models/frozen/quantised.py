@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client.models.frozen_linear import Products, is_ternary
+from client.models.frozen.bitnet import is_ternary
+from client.models.frozen.linear import Products
 from client.models.lora import computes_as_linear, layer_index, linear_shape
 from privacy import checks
 
@@ -66,7 +67,7 @@ class Quantised:
 
 
 class QuantisedWeight:
-    """The two products of a quantised weight; see :class:`client.models.frozen_linear.FrozenWeight`.
+    """The two products of a quantised weight; see :class:`client.models.frozen.kernels.FrozenWeight`.
 
     Args:
         products: of the wide weight.

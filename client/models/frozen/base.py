@@ -64,7 +64,7 @@ class FrozenBase(Table):
         """
         import torch
 
-        from client.models.quantised import refuse_ternary
+        from client.models.frozen.quantised import refuse_ternary
 
         if self.quantisation != "none":
             refuse_ternary(model)
@@ -104,7 +104,7 @@ class FrozenBase(Table):
         """Load as :meth:`load` does, with weights rounded as quantisation rounds them: the model that adapters are
         trained on.
         """
-        from client.models.quantised import round_blocks
+        from client.models.frozen.quantised import round_blocks
 
         model, tokenizer = self.load(name, task, num_labels)
         round_blocks(model, self.quantisation)
