@@ -23,6 +23,7 @@ BENCHMARKS = {
     "faults.superlink_cost": "what idle clients and a round cost the SuperLink; docker/soak_test.sh calls it",
     "privacy.mechanism_audit": "two-world audits of the release path and of broken copies of it",
     "privacy.audit": "what the attacks of `lacquer audit` find in whole runs, from no privacy to epsilon 0.5",
+    "privacy.evaluation": "estimates of private evaluation against exact values, and their cost",
     "privacy.mutation": "how many small changes of the privacy kernel its tests notice",
     "privacy.flower_dp": "Flower's own DP wrappers under the checks that ours pass",
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
