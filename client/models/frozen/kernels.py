@@ -219,6 +219,12 @@ def has_fast_onednn() -> bool:
     )
 
 
+@functools.cache
+def _multiplies_bf16() -> bool:
+    """Whether oneDNN takes bfloat16 on this processor; with AVX2 alone torch's own product does, slowly."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # torch's public F.linear uses oneDNN for bfloat16 only; this is the operator that torch.compile emits for float32
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -233,7 +239,8 @@ def _packed(weight: Tensor) -> Tensor:
     """`weight` in oneDNN's own order, which each product would have to bring it into otherwise."""
     weight = weight.contiguous()
     vocabulary = weight.dtype == torch.float32 and max(weight.shape) >= NARROWEST * min(weight.shape)
-    if weight.device.type != "cpu" or vocabulary or not has_fast_onednn():
+    refused = weight.dtype == torch.bfloat16 and not _multiplies_bf16()
+    if weight.device.type != "cpu" or vocabulary or refused or not has_fast_onednn():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, BLOCK)  # type: ignore[no-any-return]
 
