@@ -64,6 +64,7 @@ def valid(path: Path) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.nightly
 def test_compose_files_are_valid_and_a_wrong_key_is_noticed(tmp_path: Path) -> None:
     assert all(valid(path) for path in DOCKER.glob("*.yaml"))
     wrong = tmp_path / "compose.yaml"

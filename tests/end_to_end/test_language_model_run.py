@@ -32,6 +32,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.nightly
 def test_the_reported_perplexity_is_that_of_the_saved_adapter(lacquer, tmp_path):
     run = lacquer(*(part for setting in SETTINGS for part in ("--set", setting)))
     assert run.finish() == 0, run.stderr()

@@ -42,6 +42,7 @@ data.records-per-client = 4
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_flwr_run_completes_with_settings_from_a_file(tmp_path):
     """On a SuperLink that was started elsewhere; Flower's own gives up after 15 s, which a busy machine may need."""

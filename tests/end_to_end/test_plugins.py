@@ -43,7 +43,7 @@ def own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("engine", ["inprocess", "flower"])
+@pytest.mark.parametrize("engine", [pytest.param("inprocess", marks=pytest.mark.nightly), "flower"])
 def test_both_engines_find_a_users_methods(lacquer, own, engine):
     run = lacquer(*OWN, "--engine", engine, "--quiet")
     assert run.finish() == 0, run.stderr()

@@ -22,6 +22,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly  # the notebooks run the API on Flower, too
 def test_a_run_on_flower_and_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     seen: list[RoundRecord] = []

@@ -147,7 +147,7 @@ def test_a_records_gradient_does_not_know_its_company(job: str, precision: str, 
 
 
 @pytest.mark.parametrize(("job", "precision"), SOME_JOBS)
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.nightly)])
 def test_a_clients_update_does_not_know_its_company(job: str, precision: str, batch: int) -> None:
     engine, vector, classes = _made(job, precision)
     rng = np.random.default_rng(batch)

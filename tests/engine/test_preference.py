@@ -154,6 +154,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("settings", LOSSES)
 @pytest.mark.parametrize("kind", EXTREMES)
+@pytest.mark.nightly
 def test_no_pairs_contribute_more_than_the_threshold(kind: str, settings: dict[str, Any]) -> None:
     """The guarantee's only premise, whatever a client's pairs and however far its training runs away."""
     records = pairs(0, made=EXTREMES[kind])

@@ -56,6 +56,7 @@ HEADS = ["bert", "roberta", "gpt2-classifier"]
         *((name, True) for name in HEADS),
     ],
 )
+@pytest.mark.nightly
 def test_training_and_losses_are_the_same_with_the_cache(name, head_only):
     plain, cached, vector = engines(name, memory=2**20, head_only=head_only)
     assert head_only == all(entry.factor == "head" for entry in cached.layout.entries)

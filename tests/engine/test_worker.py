@@ -144,6 +144,7 @@ def test_the_sum_is_that_of_plain_peft_one_client_at_a_time(assembly: Assembly, 
 
 @pytest.mark.parametrize("kind", ["flat", "per-adapter"])
 @pytest.mark.parametrize("round", [1, 2])
+@pytest.mark.nightly
 def test_a_planted_client_moves_the_sum_by_at_most_one(
     assembly: Assembly, worker: Worker, round: int, kind: str
 ) -> None:

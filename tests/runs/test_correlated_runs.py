@@ -41,6 +41,7 @@ def table(cache: Path | str = "", **privacy: Any) -> dict[str, Any]:
 BUFFERED = {"noise-correlation": "blt", "bands": 0, "buffers": 2}
 
 
+@pytest.mark.nightly
 def test_a_run_costs_what_calibrate_says_and_nobody_takes_part_out_of_turn(tmp_path: Path, monkeypatch: Any) -> None:
     statement, promised = audited_run(table(tmp_path / "cache"), tmp_path / "run", BANDS, monkeypatch)
     assert statement["correlation"]["coefficients"] == list(optimise(BANDS, ROUNDS))
@@ -124,6 +125,7 @@ def test_a_run_that_is_killed_between_charge_and_noise_goes_on_with_the_next_tur
     assert results["rounds_done"] == ROUNDS - 1, "a lost round is not made up for"
 
 
+@pytest.mark.nightly
 def test_nought_bands_take_the_number_with_the_least_noise() -> None:
     sampling, correlation = choose_correlation(parse(table(bands=0)))
     assert correlation is not None
@@ -132,12 +134,14 @@ def test_nought_bands_take_the_number_with_the_least_noise() -> None:
     assert sampling.expected_units == pytest.approx(RATE * CLIENTS)
 
 
+@pytest.mark.nightly
 def test_nought_buffers_take_the_fewest_that_do() -> None:
     config = parse(table(**BUFFERED | {"buffers": 0, "epsilon": 8.0, "delta": 1e-2}))
     assert choose_correlation(config) == (CyclicPoisson(1.0, CLIENTS, groups=5), buffered.optimise(1, ROUNDS, 5))
 
 
 @pytest.mark.parametrize("noise", [{}, BUFFERED | {"buffers": 0}])
+@pytest.mark.nightly
 def test_a_run_for_which_independent_noise_is_better_is_an_ordinary_one(noise: dict[str, Any]) -> None:
     assert choose_correlation(parse(table(**{"bands": 0, "epsilon": 1.0, **noise}))) == (Poisson(RATE, CLIENTS), None)
 

@@ -169,6 +169,7 @@ def test_a_run_that_is_killed_resumes(kind: str, place: str, whole: Wholes, tmp_
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.nightly
 def test_a_run_that_is_killed_again_after_a_loss_resumes(kind: str, whole: Wholes, tmp_path: Path) -> None:
     run = whole(kind)
     first = PLACES["the noise is drawn, and nothing kept of it"].of(run.moments)

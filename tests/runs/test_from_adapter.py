@@ -138,6 +138,7 @@ def test_every_page_says_it(second: Path, tmp_path: Path) -> None:
     assert not list(copy.rglob("lineage.json"))
 
 
+@pytest.mark.nightly
 def test_three_runs_in_a_row(place: Path, second: Path) -> None:
     other = f"jsonl:{records(place / 'others.jsonl', 44)}"
     third = made(place, "third", **{"model.adapter": str(second / "adapter"), "data.source": other})
@@ -371,6 +372,7 @@ def test_the_command_rehearses_it(place: Path, first: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["clients", "phases", "sites"])
+@pytest.mark.nightly
 def test_every_kind_of_run_goes_on(kind: str, tmp_path: Path) -> None:
     asked = KINDS[kind](tmp_path / "cache")
     begin_or_resume(asked, tmp_path / "first")

@@ -49,6 +49,7 @@ def planned(*arguments: str) -> dict[str, Any]:
         (10_000, 0.05, 60, 1.7),
     ],
 )
+@pytest.mark.nightly
 def test_a_thousand_times_the_noise_per_value_at_epsilon_4(
     clients: int, rate: float, rounds: int, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_is_trained_follows_all_linear() -> None:
     assert trained_values(config, methods(config), model) == sum(2 * (m.in_features + m.out_features) for m in layers)
 
 
+@pytest.mark.nightly
 def test_more_clients_and_more_epsilon_mean_more_signal() -> None:
     now = planned(*QUICK)
     more = planned(*QUICK, "--clients", "2000")
@@ -87,6 +89,7 @@ def test_more_clients_and_more_epsilon_mean_more_signal() -> None:
     assert by_values == sorted(by_values, reverse=True)
 
 
+@pytest.mark.nightly
 def test_enough_signal_buys_adapters() -> None:
     found = planned(*QUICK, "--clients", "100000", "--set", "privacy.delta=1e-6")
     best = found["recommended"]

@@ -142,6 +142,7 @@ def test_a_killed_sweep_goes_on_with_the_same_candidates_and_releases_one(
     assert not (folder / "candidates").exists()
 
 
+@pytest.mark.nightly
 def test_a_draw_of_no_candidate_ends_the_sweep_and_is_spent(sweep, tmp_path: Path, monkeypatch) -> None:
     folder = tmp_path / "runs/sweeps/tiny-private"
     monkeypatch.setattr(candidates, "draw", lambda tries, cells: [])
@@ -170,6 +171,7 @@ def test_a_candidate_never_calibrates_as_a_run_by_itself(sweep, tmp_path: Path, 
     assert 3.9 < spent.bound[0] <= 4.0, "what failed is spent"
 
 
+@pytest.mark.nightly
 def test_an_interruption_says_that_the_charge_stays(sweep, tmp_path: Path, monkeypatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

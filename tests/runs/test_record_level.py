@@ -119,6 +119,7 @@ def test_what_is_done_with_held_out_records_is_stated(cache, tmp_path):
     assert any("it is read without noise and steers what is released (rl, fedadam)" in line for line in found)
 
 
+@pytest.mark.nightly
 def test_the_lines_of_the_card_say_the_class_of_a_text(cache, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     run(config(cache), folder)

@@ -95,6 +95,7 @@ class Shortened(Plain):
         ("aggregation", "Shortened", "breaks a rule: "),
     ],
 )
+@pytest.mark.nightly
 def test_a_method_of_ones_own_that_breaks_its_contract_is_refused(
     role: str, name: str, says: str, tmp_path: Path
 ) -> None:

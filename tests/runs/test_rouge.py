@@ -186,6 +186,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_end(place, tmp_path, monkeypa
     assert "ROUGE-L" in (folder / "adapter" / "README.md").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_federation_of_clients_ends_with_them(place, tmp_path):
     settings = config(place, clients=3, **{"privacy.unit": "client", "privacy.delta": 1e-3})
@@ -197,6 +198,7 @@ def test_a_federation_of_clients_ends_with_them(place, tmp_path):
     assert "ROUGE-L" in (tmp_path / "run" / "adapter" / "README.md").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, site):
     ready = assemble_sites(config(place, clients=2))
@@ -211,6 +213,7 @@ def test_what_an_aggregation_wrote_into_the_base_is_in_the_scores(place, site):
     assert moved["test_rougeL"] == pytest.approx(results_of(site)["test_rougeL"], abs=1e-6) != plain["test_rougeL"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_federation_of_sites_ends_with_them(place, tmp_path):
     settings = config(place, clients=2, **{"strategy.aggregation": "fedex", "public.warm-start-epochs": 0})
@@ -222,6 +225,7 @@ def test_a_federation_of_sites_ends_with_them(place, tmp_path):
     assert "ROUGE-L" in (tmp_path / "run" / "adapter" / "README.md").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_recipe_ends_with_them(place, tmp_path):
     table = config(place).to_table()

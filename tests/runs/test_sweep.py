@@ -152,6 +152,7 @@ def test_what_a_private_sweep_releases_is_no_table(sweep) -> None:
     assert "--json does not go with --private" in output
 
 
+@pytest.mark.nightly
 def test_clients_that_the_data_name_are_counted(sweep, tmp_path: Path) -> None:
     rows = [f"itching {number},{number % 2},{number // 2}" for number in range(400)]
     (tmp_path / "own.csv").write_text("\n".join(["text,label,customer", *rows]))
@@ -270,6 +271,7 @@ def test_a_row_holds_what_a_run_left_and_the_file_keeps_one_row_per_cell(
         read_results(tmp_path / "r.json")
 
 
+@pytest.mark.nightly
 def test_cells_that_are_the_same_run_share_its_row(sweep, tmp_path: Path, complete_run: Path) -> None:
     again = '\n[[grids]]\nname = "h"\nbase = "base.toml"\nvariants = ["fixed"]\nseeds = [0, 1]\n'
     (tmp_path / "tiny.toml").write_text(SWEEP + again)

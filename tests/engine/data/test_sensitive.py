@@ -248,6 +248,7 @@ def test_gradients_of_weighted_records_are_those_of_their_weighted_losses(source
     assert not np.allclose(rows["weighted"][1], rows["plain"][1], rtol=1e-2)
 
 
+@pytest.mark.nightly
 def test_the_tiers_find_what_their_papers_name() -> None:
     """The real model: each tier finds what the one before it finds, and more."""
     text = "On Monday John Smith of Boston, who was ill, told Mary that he paid 500 dollars to Acme Corporation."
