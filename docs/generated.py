@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from server.config.reference import Setting, meanings, settings
+from server.config.rules import RULES
 from strategies import AGGREGATIONS, CONTROLLERS, OPTIMIZERS
 
 KINDS: dict[str, tuple[str, Mapping[str, str]]] = {
@@ -268,6 +269,7 @@ def refusals() -> list[str]:
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files if "benchmarks" not in file.parts]
     calls = [call for tree in trees for node in ast.walk(tree) if isinstance(call := _refusing(node), ast.Call)]
     found = {_message(call.args[0]) for call in calls if call.args}
+    found |= {re.sub(r"{[^}]*}", "...", rule.says) for rule in RULES}
     return sorted((text for text in found if len(text.replace("...", "").split()) > 2), key=str.casefold)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: its tables, and what they must not say together.
+"""The configuration of a run: its tables; what they must not say together is :mod:`server.config.rules`.
 
 The tables are those of the TOML form; keys are kebab-case. Reading them from files and flat mappings, and saying what
 is wrong with them, is :mod:`server.config.load`.
@@ -14,7 +14,8 @@ from client.data.spec import NOTES, DataSettings
 from client.engine.local_training import LocalTraining
 from client.record_level.settings import MethodSettings
 from client.settings import Count, CountOrAuto, Rate, Table
-from privacy.events import MOST_RECORDS_PER_UNIT, NoiseShares
+from privacy.events import NoiseShares
+from server.config.rules import broken_rules
 from server.config.tables import Audit, Engine, Evaluation, Model, Privacy, Public, Simulation, Site
 
 
@@ -66,40 +67,9 @@ class RunConfig(Table):
 
     @model_validator(mode="after")
     def _sensible(self) -> "RunConfig":
-        wrong = []
         if not self.clients:
             return self._counted_later()
-        if self.privacy.delta >= 1 / self.clients and not self.privacy.non_private:
-            wrong.append(
-                f"privacy.delta = {self.privacy.delta:g} must be below 1/clients = {1 / self.clients:g}: at or above "
-                "it a mechanism may publish one client's data whole; lower privacy.delta or raise clients"
-            )
-        if self.data.held_by == "nodes" and self.data.canaries:
-            wrong.append(f"data.canaries = {self.data.canaries} must be 0 where data.held-by = 'nodes'")
-        if self.data.held_by == "nodes" and self.data.sensitive != "none":
-            wrong.append(
-                f"data.sensitive = {self.data.sensitive!r} must be 'none' where data.held-by = 'nodes': nodes train on "
-                "their records as they are; mask them before they are handed to the node"
-            )
-        wrong += self._wrong_of_columns()
-        wrong += self._wrong_of_nodes() if self.data.nodes else []
-        wrong += self._wrong_of_canaries() if self.audit.canaries else []
-        wrong += self._wrong_of_site() if self.privacy.unit != "client" else []
-        wrong += self._wrong_of_examples() if self.site.sampling_level == "example" else []
-        if self.expected_cohort < 1:
-            wrong.append(
-                f"sampling-rate x clients = {self.expected_cohort:g} clients expected in a round must be >= 1; "
-                "raise sampling-rate or clients"
-            )
-        wrong += self._wrong_of_secagg() if self.privacy.trust == "secagg" else []
-        wrong += self._wrong_of_correlation()
-        wrong += self._wrong_of_evaluation()
-        if self.privacy.account and self.several_sites:
-            wrong.append(
-                f"privacy.account = {self.privacy.account!r} must be empty where sites protect their own records: each "
-                "names an account in the settings of its node (account)"
-            )
-        if wrong:
+        if wrong := broken_rules(self):
             raise ValueError("\n".join(wrong))
         return self
 
@@ -115,159 +85,6 @@ class RunConfig(Table):
                 "records in a file or on the hub"
             )
         return self
-
-    def _wrong_of_columns(self) -> list[str]:
-        """List what is wrong with columns that say whose a record is, and with clients that share records."""
-        wrong, data = [], self.data
-        if data.unit_column and self.privacy.unit == "client":
-            wrong.append(
-                f"data.unit-column = {data.unit_column!r} must be empty where clients are protected: public records "
-                "are held out by it, so they would be of clients that are trained; set privacy.unit = 'group', or name "
-                "the column in data.client-column with data.partition = 'natural'"
-            )
-        if data.client_column and data.partition != "natural" and not self.is_deployed:
-            wrong.append(
-                f"data.client-column = {data.client_column!r} needs data.partition = 'natural', got "
-                f"{data.partition!r}, which deals records to clients whoever they are of"
-            )
-        if data.train_records and data.partition == "natural":
-            wrong.append(
-                f"data.train-records = {data.train_records} must be 0 with data.partition = 'natural': which records "
-                "of a client are drawn would depend on the other clients"
-            )
-        if data.partition == "repeated" and not self.privacy.non_private:
-            wrong.append(
-                "data.partition = 'repeated' needs privacy.non-private = true: clients share records, so a guarantee "
-                "for one client says nothing; it is there to measure speed"
-            )
-        return wrong
-
-    def _wrong_of_nodes(self) -> list[str]:
-        """List the settings that do not go with nodes of many clients each."""
-        data, wrong = self.data, []
-        for fits, why in (
-            (self.is_deployed, f"data.held-by = 'nodes', got {data.held_by!r}"),
-            (bool(data.client_column), "data.client-column: the column of the nodes' records that says whose one is"),
-            (self.privacy.unit == "client", "privacy.unit = 'client': a site that protects its records is one client"),
-            (
-                self.privacy.trust == "server",
-                "privacy.trust = 'server': in a secure sum every party is one client with a share of the noise for one",
-            ),
-            (not self.privacy.seeded_cohorts, "privacy.seeded-cohorts = false: nodes draw with secrets of their own"),
-            (data.nodes <= self.clients, f"at least one client on every node, got clients = {self.clients}"),
-        ):
-            if not fits:
-                wrong.append(f"data.nodes = {data.nodes} needs {why}")
-        return wrong
-
-    def _wrong_of_canaries(self) -> list[str]:
-        """List the settings under which nobody could plant canaries, or see what they did."""
-        count, wrong = self.audit.canaries, []
-        for where, why in (
-            (self.is_deployed, "data.held-by = 'nodes': every node brings its own update"),
-            (self.several_sites, "several sites with ledgers of their own: audit one site's run (clients = 1)"),
-            (self.privacy.trust == "secagg", "privacy.trust = 'secagg': clients make the noise, and none is made up"),
-            (self.privacy.noise_correlation != "none", "correlated noise: its releases are not independent"),
-        ):
-            if where:
-                wrong.append(f"audit.canaries = {count} must be 0 with {why}")
-        if not self.is_single_site and 2 * count > self.clients:
-            wrong.append(
-                f"audit.canaries = {count} must be at most half of clients = {self.clients}: canaries take the places "
-                "of clients; lower audit.canaries or raise clients"
-            )
-        return wrong
-
-    def _wrong_of_secagg(self) -> list[str]:
-        wrong = []
-        if self.sampling_rate != 1.0:
-            wrong.append(
-                f"sampling-rate = {self.sampling_rate:g} must be 1 with privacy.trust = 'secagg': the server knows who "
-                "takes part, so leaving clients out would buy no privacy"
-            )
-        if self.privacy.mode != "filter":
-            wrong.append(
-                "privacy.mode must be 'filter' with privacy.trust = 'secagg': sums of discrete Gaussians are accounted "
-                "in Rényi terms"
-            )
-        if self.privacy.noise == "gaussian":
-            wrong.append(
-                "privacy.noise must be 'discrete' with privacy.trust = 'secagg': the clients add exact integers"
-            )
-        if self.privacy.unit != "client":
-            wrong.append("privacy.unit must be 'client' with privacy.trust = 'secagg'")
-        if not self.privacy.secagg.federation and self.simulation.clients_per_node != 1:
-            wrong.append("simulation.clients-per-node must be 1 with privacy.trust = 'secagg': every client is a party")
-        try:
-            _ = self.noise_shares
-        except ValueError as error:
-            wrong.append(f"privacy.secagg: {error}")
-        return wrong
-
-    def _wrong_of_correlation(self) -> list[str]:
-        """List the settings that do not go with correlated noise, whose guarantee or use they would void."""
-        privacy, chosen, wrong, kind = self.privacy, self.strategy, [], self.privacy.noise_correlation
-        for name, count, of in (("bands", privacy.bands, "banded"), ("buffers", privacy.buffers, "blt")):
-            if count and kind != of:
-                wrong.append(f"privacy.{name} = {count} needs privacy.noise-correlation = {of!r}, got {kind!r}")
-        if kind == "none" or wrong:
-            return wrong
-        for key, value, allowed, why in (
-            ("privacy.unit", privacy.unit, ("client",), "it is made for rounds over clients"),
-            (
-                "privacy.trust",
-                privacy.trust,
-                ("server",),
-                "clients that make the noise cannot take any of it off again",
-            ),
-            ("privacy.mode", privacy.mode, ("floor",), "a run of it is accounted as a whole"),
-            ("privacy.noise", privacy.noise, ("gaussian",), "correlated noise is not exact on the grid"),
-            (
-                "strategy.controller",
-                chosen.controller,
-                ("fixed",),
-                "noise takes off earlier noise at one threshold only",
-            ),
-            ("strategy.aggregation", chosen.aggregation, ("plain", "ffa"), "every round must train the same values"),
-            ("strategy.optimizer", chosen.optimizer, ("fedavg", "fedavgm"), "others do not add releases up"),
-        ):
-            if value not in allowed:
-                names = " or ".join(map(repr, allowed))
-                wrong.append(f"{key} = {value!r} must be {names} with privacy.noise-correlation = {kind!r}: {why}")
-        most = min(self.rounds, math.floor(1.0 / self.sampling_rate * (1.0 + 1e-12)))
-        if privacy.bands > most:
-            wrong.append(
-                f"privacy.bands = {privacy.bands} must be at most {most}: a cohort comes from one of so many groups of "
-                "clients, and a group takes part once in so many rounds (bands x sampling-rate <= 1, bands <= rounds)"
-            )
-        return wrong
-
-    def _wrong_of_evaluation(self) -> list[str]:
-        """List the settings under which no held-out client could answer, or no round be chosen."""
-        asked, wrong = self.evaluation, []
-        if self.several_sites and (asked.keep != "last" or asked.patience):
-            wrong.append(
-                f"evaluation.keep = {asked.keep!r}, evaluation.patience = {asked.patience}: several sites with ledgers "
-                "of their own end with the last round; take 'last' and 0"
-            )
-        if asked.data == "public":
-            return wrong
-        for key, value, right, why in (
-            ("privacy.unit", self.privacy.unit, "client", "whole clients are held out"),
-            ("privacy.trust", self.privacy.trust, "server", "in a secure sum every client takes part in every round"),
-            ("privacy.mode", self.privacy.mode, "floor", "a filter adds up what different clients are asked"),
-            ("privacy.noise-correlation", self.privacy.noise_correlation, "none", "it is made for one kind of release"),
-            ("data.nodes", self.data.nodes, 0, "nodes of many clients draw for themselves whom they train"),
-            ("audit.canaries", self.audit.canaries, 0, "canaries take the places of clients that are trained on"),
-        ):
-            if value != right:
-                wrong.append(f"{key} = {value!r} must be {right!r} with evaluation.data = 'private': {why}")
-        if asked.epsilon > self.privacy.epsilon:
-            wrong.append(
-                f"evaluation.epsilon = {asked.epsilon:g} must be at most privacy.epsilon = {self.privacy.epsilon:g}, "
-                "which is the guarantee of every client; lower it, or 0 takes that"
-            )
-        return wrong
 
     @property
     def noise_shares(self) -> NoiseShares | None:
@@ -303,60 +120,6 @@ class RunConfig(Table):
     def is_deployed(self) -> bool:
         """Whether clients are nodes with records of their own."""
         return self.data.held_by == "nodes"
-
-    def _wrong_of_site(self) -> list[str]:
-        wrong = []
-        generated = self.data.source == "notes" and not self.is_deployed  # nodes have records of their own
-        if self.privacy.unit == "group" and not (self.data.unit_column or generated):
-            wrong.append("privacy.unit = 'group': data.unit-column must name what records of one group have in common")
-        if self.local.balance != "none":
-            wrong.append(
-                f"local.balance = {self.local.balance!r} must be 'none' where records are protected: it makes the loss "
-                "of one record depend on the labels of the others"
-            )
-        if self.privacy.trust != "server":
-            wrong.append(f"privacy.trust = {self.privacy.trust!r} must be 'server' where sites add their own noise")
-        if self.is_single_site and self.site.steps != 1:
-            wrong.append(f"site.steps = {self.site.steps} must be 1 for one site, whose rounds are its steps")
-        if self.site.gradients == "opacus" and self.model.task == "preference":
-            wrong.append(
-                "site.gradients = 'opacus' must be 'stacked' with model.task = 'preference': it knows no pairs"
-            )
-        if self.is_single_site and self.site.gradients == "opacus" and self.engine.checkpoint_blocks:
-            wrong.append(
-                "engine.checkpoint-blocks = true needs site.gradients = 'stacked': Opacus keeps every activation"
-            )
-        return wrong + (self._wrong_of_span() if self.site.span.method else [])
-
-    def _wrong_of_span(self) -> list[str]:
-        span, wrong = self.site.span, []
-        if span.samples % span.variants:
-            wrong.append(f"site.span.samples = {span.samples} must be a multiple of variants = {span.variants}")
-        if span.method != "coefficients" and span.directions > span.samples:
-            wrong.append(
-                f"site.span.directions = {span.directions} must be at most site.span.samples = {span.samples}: "
-                "they are directions of the texts' gradients"
-            )
-        return wrong
-
-    def _wrong_of_examples(self) -> list[str]:
-        """List the settings that do not go with batches of records drawn by themselves from protected groups."""
-        wrong = []
-        for key, value, right, why in (
-            ("privacy.unit", self.privacy.unit, self.privacy.unit == "group", "'group': records are drawn of groups"),
-            ("clients", self.clients, self.clients == 1, "1: sites of a run over sites draw whole units"),
-            ("privacy.mode", self.privacy.mode, self.privacy.mode == "floor", "'floor': no filter accounts it"),
-            (
-                "site.records-per-unit",
-                self.site.records_per_unit,
-                1 <= self.site.records_per_unit <= MOST_RECORDS_PER_UNIT,
-                f"in 1..{MOST_RECORDS_PER_UNIT}: it is what the noise of a unit is for",
-            ),
-            ("audit.canaries", self.audit.canaries, not self.audit.canaries, "0: canaries take the places of units"),
-        ):
-            if not right:
-                wrong.append(f"{key} = {value!r} with site.sampling-level = 'example' must be {why}")
-        return wrong
 
     @property
     def is_single_site(self) -> bool:

@@ -185,11 +185,6 @@ def public_span(assembly: Assembly, engine: Any) -> tuple[Float[Tensor, " size"]
     span, start = config.site.span, assembly.start
     if not span.method:
         return start, None
-    if config.model.task != "causal-lm" or config.site.gradients != "stacked":
-        raise ConfigError(
-            f"site.span.method = {span.method!r} needs model.task = 'causal-lm', whose model can write texts, and "
-            "site.gradients = 'stacked'"
-        )
     writer, tokenizer = config.engine.load_rounded(config.model.name, "causal-lm")
     try:
         synthesis = Synthesis(

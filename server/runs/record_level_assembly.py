@@ -74,11 +74,6 @@ def assemble_record_level(config: RunConfig, folder: Path | None = None) -> Reco
     index = UnitIndex.of(
         data.train, grouped=config.privacy.unit == "group", most=site.records_per_unit, seed=config.seed
     )
-    if config.audit.canaries and config.site.span.method:
-        raise ConfigError(
-            f"audit.canaries = {config.audit.canaries} must be 0 with site.span.method = {config.site.span.method!r}: "
-            "releases lie in the span of few directions, where canaries are all alike"
-        )
     if 2 * config.audit.canaries > len(index):
         raise ConfigError(
             f"audit.canaries = {config.audit.canaries} must be at most half of the {len(index)} units: canaries take "
@@ -152,46 +147,14 @@ def _refuse_what_sites_cannot(config: RunConfig, parts: Methods) -> None:
             f"strategy.aggregation-options = {options!r} must be empty in a run over sites with strategy.aggregation = "
             f"{config.strategy.aggregation!r}: sites train without them"
         )
-    _refuse_span(config, parts)
-    if config.site.gradients != "stacked":
+    if config.site.span.method and isinstance(parts.aggregation, FedEx | FedGsa | Flora):
         raise ConfigError(
-            f"site.gradients = {config.site.gradients!r} must be 'stacked' in a run over sites; for adapters it does "
-            "not know set engine.sequential = true, which takes gradients one record at a time"
+            f"strategy.aggregation = {config.strategy.aggregation!r} must be 'plain' or 'ffa' with site.span.method = "
+            "'coefficients': the server takes the steps, and sites have no adapter of their own"
         )
     if config.strategy.served_average and isinstance(parts.aggregation, FedEx | FedGsa | Flora):
         raise ConfigError(
             f"strategy.served-average = {config.strategy.served_average:g} must be 0 with strategy.aggregation = "
             f"{config.strategy.aggregation!r}, which writes the factors anew: their values of different rounds do not "
             "mix"
-        )
-
-
-def _refuse_span(config: RunConfig, parts: Methods) -> None:
-    """Refuse settings under which sites cannot send coefficients of the server's texts.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
-    method = config.site.span.method
-    if not method:
-        return
-    if method != "coefficients":
-        raise ConfigError(
-            f"site.span.method = {method!r} must be 'coefficients' in a run over sites; the others send whole updates, "
-            "from the run of one site (clients = 1)"
-        )
-    if config.site.steps != 1:
-        raise ConfigError(
-            f"site.steps = {config.site.steps} must be 1 with site.span.method = 'coefficients': they are of the "
-            "gradients at the adapter that a round begins with"
-        )
-    if config.strategy.controller != "fixed":
-        raise ConfigError(
-            f"strategy.controller = {config.strategy.controller!r} must be 'fixed' with site.span.method = "
-            "'coefficients', which normalises and has no threshold"
-        )
-    if isinstance(parts.aggregation, FedEx | FedGsa | Flora):
-        raise ConfigError(
-            f"strategy.aggregation = {config.strategy.aggregation!r} must be 'plain' or 'ffa' with site.span.method = "
-            "'coefficients': the server takes the steps, and sites have no adapter of their own"
         )

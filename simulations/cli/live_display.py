@@ -153,8 +153,8 @@ def _bar(completed: float, total: float, width: int, style: str, text: str) -> R
     line = Table.grid(padding=(0, 2, 0, 0))
     line.add_column(width=width)
     line.add_column(no_wrap=True, overflow="ellipsis")
-    colours = {"style": "grey37", "complete_style": style, "finished_style": style}
-    line.add_row(ProgressBar(total=total, completed=min(completed, total), width=width, **colours), text)
+    bar = ProgressBar(total, min(completed, total), width, style="grey37", complete_style=style, finished_style=style)
+    line.add_row(bar, text)
     return line
 
 

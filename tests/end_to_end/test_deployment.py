@@ -28,30 +28,13 @@ from server.run_folder.telemetry import read_metrics, read_status
 from simulations.cli.federation.following import SPEAKS
 from simulations.engines.inprocess import identity
 from simulations.tools.sample_records import write_records
+from tests.cases.deployed import deployed_settings
 from tests.cases.disk import AS_ROOT, Disk, fill
 from tests.end_to_end.deployment import BIN, CommandLines, Deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SETTINGS = """
-rounds = 4
-clients = 2
-sampling-rate = 1.0
-output = "runs"
-[privacy]
-delta = 1e-2
-[strategy]
-controller = "fixed"
-[model]
-name = "random:bert"
-rank = 2
-max-length = 32
-[data]
-held-by = "nodes"
-validation-records = 20
-test-records = 20
-cache = "cache"
-"""
+SETTINGS = deployed_settings(clients=2, privacy="delta = 1e-2", rounds="4", cache="cache")
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
-from simulations.benchmarks.faults.bad_replies import REFUSED, attack
+from simulations.benchmarks.faults.bad_replies import attack
+from simulations.benchmarks.faults.malformed import REFUSED
 from strategies import dispatch
 from strategies.messages import client_update
 from strategies.messages.client_update import code_fingerprint, read_contribution

@@ -21,29 +21,12 @@ from simulations.cli.app import app as lacquer
 from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
 from strategies.dispatch import RoundFailed
+from tests.cases.deployed import deployed_settings
 from tests.cases.instructions import server as signer
 
 pytestmark = pytest.mark.usefixtures("signing")
 
-SETTINGS = """
-rounds = {rounds}
-clients = 3
-sampling-rate = 1.0
-[privacy]
-epsilon = 8.0
-delta = 1e-2
-[strategy]
-controller = "fixed"
-[model]
-name = "random:bert"
-rank = 2
-max-length = 32
-[data]
-held-by = "nodes"
-validation-records = 20
-test-records = 20
-cache = "{folder}/cache"
-"""
+SETTINGS = deployed_settings(clients=3, privacy="epsilon = 8.0\ndelta = 1e-2")
 
 
 class Federation(InProcessGrid):

@@ -32,35 +32,21 @@ from simulations.tools.sample_records import write_records
 from strategies.adapter.residual import residual_size
 from strategies.dispatch import RoundFailed
 from strategies.sites import GlobalModel
+from tests.cases.deployed import deployed_settings
 from tests.cases.instructions import server as signer
 
 pytestmark = pytest.mark.usefixtures("signing")
 
 STEPS, ROUNDS = 2, 2
-SETTINGS = """
-rounds = {rounds}
-clients = 3
-sampling-rate = 1.0
-[privacy]
-unit = "{unit}"
-epsilon = 4.0
-delta = 1e-3
-[strategy]
-controller = "fixed"
-[model]
-name = "random:bert"
-rank = 2
-max-length = 32
-[data]
-held-by = "nodes"
-validation-records = 20
-test-records = 20
-cache = "{folder}/cache"
+SETTINGS = (
+    deployed_settings(clients=3, privacy='unit = "{unit}"\nepsilon = 4.0\ndelta = 1e-3')
+    + """
 unit-column = "patient"
 [site]
 steps = {steps}
 batch-size = 8
 """
+)
 IN_SPAN = (
     SETTINGS.replace('name = "random:bert"', 'name = "random:llama"\ntask = "causal-lm"\ntargets = "q_proj,v_proj"')
     + """

@@ -108,7 +108,11 @@ def test_a_controller_that_reads_public_losses_is_refused(tmp_path):
             "strategy.controller = 'percentile' must be 'fixed'",
         ),
         (
-            {"site": {"steps": 1, "span": {"method": "coefficients"}}, "strategy": {"aggregation": "fedex"}},
+            {
+                "site": {"steps": 1, "span": {"method": "coefficients"}},
+                "strategy": {"aggregation": "fedex"},
+                "model": {"name": "random:llama", "task": "causal-lm", "targets": "q_proj,v_proj"},
+            },
             "strategy.aggregation = 'fedex' must be 'plain' or 'ffa'",
         ),
         ({"strategy": {"aggregation-options": {"scale-b": 2.0}, "aggregation": "plain"}}, "must be empty .*plain"),

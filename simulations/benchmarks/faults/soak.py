@@ -182,7 +182,7 @@ def _faulty_clients(folder: Path, life: int) -> Any:
     from flwr.clientapp import ClientApp
 
     import client.app
-    from simulations.benchmarks.faults.bad_replies import REFUSED, transported
+    from simulations.benchmarks.faults.malformed import REFUSED, transported
 
     app, rng = ClientApp(), random.Random(f"faults {life}")
 

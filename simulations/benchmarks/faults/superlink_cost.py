@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from simulations.benchmarks.faults.deployment import CLIENTS, Federation, Soak
+from simulations.benchmarks.faults.containers import CLIENTS, Federation
+from simulations.benchmarks.faults.deployment import Soak
 from simulations.benchmarks.harness.results import write
 
 

@@ -12,42 +12,41 @@ nearly nothing, the cohort stays at 20).
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from inspect import signature
+from dataclasses import asdict
 from typing import Any
 
-import dp_accounting
-import dp_accounting.rdp
 import numpy as np
 import torch
 import typer
 from flwr.app import ConfigRecord
-from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping
-from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from numpy.typing import NDArray
 
-from privacy.accountants import composition
-from privacy.audit.bounds import gdp_epsilon
 from privacy.audit.two_world import ReleasePath, TwoWorldAudit, two_world
 from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.clipping.units import Units
 from privacy.contribution import Plan, contribute, validate
-from privacy.events import Poisson
 from privacy.ledger.ledger import Ledger
 from privacy.queries import BoundedMean, NormBit
 from privacy.randomness.sampling import CohortSampler
 from simulations.benchmarks.harness import markdown
 from simulations.benchmarks.harness.markdown import Columns, Row
 from simulations.benchmarks.harness.results import say, write
+from simulations.benchmarks.privacy.flower_accounting import (
+    adaptive_accounting,
+    epsilon_of_a_run,
+    fixed_size_accounting,
+    local_dp,
+)
 from simulations.benchmarks.privacy.flower_rounds import (
     ABSENT,
     BOUND,
     CLIENTS,
+    PARAMS,
     SAMPLING,
+    Cell,
     Clients,
     Nodes,
+    Pair,
     accounted_outcome,
     arrays,
     fedavg,
@@ -55,6 +54,7 @@ from simulations.benchmarks.privacy.flower_rounds import (
     flower_outcome,
     flower_path,
     flower_strategy,
+    honest,
     one_round,
     our_path,
     ours,
@@ -63,30 +63,7 @@ from simulations.benchmarks.privacy.flower_rounds import (
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.quantile import Quantile
 
-PARAMS = 1000
 ADAPTIVE_ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What was measured, in words, and whether the property held."""
-
-    holds: bool
-    text: str
-    value: float | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One line of the table."""
-
-    flower: Cell
-    lacquer: Cell
-
-
-def honest() -> NDArray[np.float32]:
-    """Updates of 20 clients, all longer than C."""
-    return np.random.default_rng(0).normal(size=(CLIENTS, PARAMS)).astype(np.float32)
 
 
 def _move(released: NDArray[Any], without: NDArray[Any]) -> Cell:
@@ -263,10 +240,8 @@ def _different(equal: bool) -> Cell:
     return Cell(not equal, "identical" if equal else "different")
 
 
-DELTA = 1e-5
 AUDIT_PARAMS = 64
 AUDIT_Z = 0.5
-ROUNDS, Z = 200, 1.7618  # the noise for epsilon 4 with 100 of 1000 clients a round
 
 
 def absent_clients(ledger: Ledger) -> Pair:
@@ -314,53 +289,6 @@ def metrics(ledger: Ledger) -> Pair:
         Cell(not exact, "0: released as it is, outside the accounting" if exact else "not exact"),
         Cell(charged and off > 1e4, f"{off:,.0f}: clipped to {query.bound:g}, noised, part of the charged event"),
     )
-
-
-def adaptive_accounting(ledger: Ledger) -> Pair:
-    """How adaptive clipping is accounted."""
-    offered = "accountant" in signature(DifferentialPrivacyServerSideAdaptiveClipping.__init__).parameters
-    plan = Plan(FlatClip(BOUND, honest().shape[1]), 1.0, (NormBit(BOUND, 2.0),))
-    ours(torch.from_numpy(honest()), ledger, plan)
-    charged = [part.name for part in ledger.events[-1].components]
-    return Pair(
-        Cell(offered, "an accountant can be given" if offered else "no accountant can be given"),
-        Cell(charged == ["update", "norm-bit"], f"{' and '.join(charged)} are one charged event"),
-    )
-
-
-def epsilon_of_a_run(ledger: Ledger) -> Pair:
-    """Epsilon reported for 200 rounds of 100 of 1000 clients at z = 1.7618."""
-    config = PrivacyConfig(DELTA, 1000, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)
-    accountant = RdpAccountant(config)
-    accountant.compose(GaussianPrivacyEvent(Z, 100, 1000), ROUNDS)
-    theirs = accountant.get_privacy_spent().epsilon
-    mine = composition.epsilon([(Poisson(0.1, 1000), Z, ROUNDS)], DELTA)
-    return Pair(
-        Cell(True, f"{theirs:.2f} (RDP, no amplification: all that its strategies take)", theirs),
-        Cell(True, f"{mine:.2f} (PLD, Poisson sampling)", mine),
-    )
-
-
-def fixed_size_accounting(ledger: Ledger) -> Pair:
-    """Epsilon reported for 200 cohorts of 100 of 1000 without replacement, replace-one, z = 2 (sound: 20.7)."""
-    config = PrivacyConfig(DELTA, 1000, NeighboringRelation.REPLACE_ONE, SamplingMethod.WITHOUT_REPLACEMENT)
-    accountant = RdpAccountant(config)
-    accountant.compose(GaussianPrivacyEvent(2.0, 100, 1000), ROUNDS)
-    theirs = accountant.get_privacy_spent().epsilon
-    # Replacing one client moves a sum by 2C, so the noise over the distance of neighbours is z / 2.
-    sound = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    cohort = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(2.0 / 2))
-    mine = float(sound.compose(cohort, ROUNDS).get_epsilon(DELTA))
-    return Pair(Cell(theirs > 20, f"{theirs:.2f} (its accountant alone)", theirs), Cell(mine > 20, f"{mine:.2f}", mine))
-
-
-def local_dp(ledger: Ledger) -> Pair:
-    """What epsilon one message has when LocalDpMod is asked for 10, with sensitivity C, add or remove one."""
-    rows = np.full((CLIENTS, 100_000), ABSENT, dtype=np.float32)
-    mod = LocalDpMod(BOUND, BOUND, 10.0, DELTA)
-    std = float(one_round(fedavg(), Clients(rows, mods=(mod,))).released().std()) * CLIENTS**0.5
-    real = gdp_epsilon(BOUND / std, DELTA)
-    return Pair(Cell(real <= 10, f"{real:.2f}", real), Cell(True, "no local mechanism is offered"))
 
 
 def audit(path: ReleasePath, honest_units: int) -> TwoWorldAudit:

@@ -233,3 +233,28 @@ def our_path(noise_multiplier: float, ledger: Ledger, bit_std: float | None = No
         return ours(rows, ledger, Plan(FlatClip(BOUND, rows.shape[1]), update, queries)).update
 
     return release
+
+
+PARAMS = 1000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured, in words, and whether the property held."""
+
+    holds: bool
+    text: str
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One line of the table."""
+
+    flower: Cell
+    lacquer: Cell
+
+
+def honest() -> NDArray[np.float32]:
+    """Updates of 20 clients, all longer than C."""
+    return np.random.default_rng(0).normal(size=(CLIENTS, PARAMS)).astype(np.float32)

@@ -48,6 +48,7 @@ ANY_CHANGE = {
     ),
     r"minimize\(|buffered\._parameters|np\.cumprod|best / max": "a search for a good strategy; what it finds is priced",
     r"x = left \+|np\.clip\(x, left, right\), right": "where Newton's steps begin; they end inside",
+    r"composition\._(gdp|prv)": "in no guarantee; both have left since",
     r"_Coins\.(__init__|_lanes|words)|// _AT_ONCE": "how much is computed or drawn ahead",
     r"F_FULLFSYNC|fcntl\(descriptor, full\)": "on macOS only",
     r"torch\.dot\(row, row\)": ACCELERATORS,
