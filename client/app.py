@@ -6,7 +6,8 @@ from flwr.clientapp import ClientApp
 
 from client.instructed import check_instruction
 from client.node import Node, kept_here, refuse_unless_for
-from client.record_level import messages, participant
+from client.record_level import messages, participant, questions
+from client.record_level.statistics import ACTION
 from client.secure_sum import HANDLERS
 from client.worker import warm_worker
 from strategies.messages.client_update import (
@@ -23,6 +24,7 @@ app = ClientApp(mods=[check_instruction])
 for step, answer in HANDLERS.items():
     app.train(step)(answer)
 app.train(messages.ACTION)(participant.answer)
+app.train(ACTION)(questions.answer_site)
 
 
 @app.train()

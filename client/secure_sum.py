@@ -29,8 +29,8 @@ from client.node_state.owner import Owner, Policy
 from client.worker import warm_worker
 from privacy.contribution import Contribution
 from privacy.events import Poisson, ReleaseEvent
-from privacy.ledger.account import At
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.place import At
 from privacy.mechanism import noisy_share
 from privacy.randomness.noise import InsecureZeroNoise
 from privacy.secagg import keys, party

@@ -14,7 +14,7 @@ import torch
 
 from client.data.local import OwnData, ReadSettings
 from client.data.prepared import PreparedData
-from client.data.records import Records
+from client.data.records import MOST_AT_ONCE, Records
 from client.data.spec import Task
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
@@ -52,6 +52,8 @@ class Job(Table):
         canaries: how many of the last clients are canaries of an audit, in a simulation.
         first_canary: the first of them.
         canary_key: file with the secret of their coins.
+        asks: clients bring what they say of their records (:meth:`client.data.records.Records.share_row`); nobody
+            trains.
     """
 
     model: str
@@ -70,6 +72,7 @@ class Job(Table):
     canaries: CountOrAuto = 0
     first_canary: CountOrAuto = 0
     canary_key: str = ""
+    asks: bool = False
 
     def canary_units(self) -> CanaryUnits | None:
         """The canaries among the units; None where there are none."""
@@ -92,8 +95,14 @@ class Worker:
     def __init__(self, job: Job, own: OwnData | None = None) -> None:
         self.job = job
         self.data: PreparedData | OwnData = PreparedData.open(job.data) if own is None else own
-        self.engine = make_engine(job)
         self.canaries = job.canary_units()
+        if not job.asks:  # a base model that cannot be loaded is told of before any message is read
+            _ = self.engine
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine that the job asks for."""
+        return make_engine(self.job)
 
     def contribution(self, request: TrainRequest) -> Contribution:
         """The bounded sum over the requested clients. Rows, norms, losses and votes end here.
@@ -104,6 +113,8 @@ class Worker:
         Raises:
             Exception: of the first client, if every client's work raises.
         """
+        if self.job.asks:
+            return self._told(request)
         if self.canaries is None:
             return self._trained(request)
         honest, canaries = self.canaries.split(request.clients)
@@ -145,6 +156,15 @@ class Worker:
         )
         units = Units(torch.zeros(len(found), request.plan.clip.params), losses, accuracies=accuracies)
         return contribute(units, request.plan)
+
+    def _told(self, request: TrainRequest) -> Contribution:
+        """What clients say of their records, however many they are."""
+        total = Contribution.zero(request.plan)
+        for start in range(0, len(request.clients), MOST_AT_ONCE):
+            clients = [self.data.client(int(client)) for client in request.clients[start : start + MOST_AT_ONCE]]
+            rows = np.array([records.share_row(self.job.num_labels) for records in clients])
+            total = total + contribute(Units(torch.from_numpy(rows)), request.plan)
+        return total
 
     def _units(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from server.asking import Target, ask_in_folder
 from server.config.load import load, parse, unflatten
 from server.config.schema import RunConfig
 from server.network.instructions import SigningGrid
@@ -26,6 +27,9 @@ def main(grid: Grid, context: Context) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if config.is_deployed:
         grid = SigningGrid(make_patient(grid))
+    if target := Target.read(folder):
+        ask_in_folder(config, folder, grid, target)
+        return
     run_in_folder(
         config, folder, grid, resume=bool(keys.get("resume", "")), other_code=bool(keys.get("other-code", False))
     )

@@ -144,6 +144,19 @@ class DpFedAvg(PrivateTraining, Strategy):
             return None
         return self.make_release(planned)
 
+    def ask(self, plan: Plan, sampling: Poisson) -> Release:
+        """Release what all units say of their own records; nobody trains, and there is no adapter yet.
+
+        Args:
+            plan: of the rows that a job which ``asks`` makes them bring.
+            sampling: everybody.
+
+        Raises:
+            RoundFailed, BudgetExceeded: see :meth:`make_release`.
+        """
+        shares = self.planner.noise_shares
+        return self.make_release(PlannedRelease(0, plan, sampling, self.planner.part(1), shares, asks=True))
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -216,9 +229,12 @@ class DpFedAvg(PrivateTraining, Strategy):
     def _request(
         self, planned: PlannedRelease, clients: Int64[np.ndarray, " k"], draw: Draw | None = None
     ) -> TrainRequest:
-        whole = draw is not None or planned.measures
+        whole = draw is not None or planned.measures or planned.asks
         ranks = None if whole else self.planner.aggregation.client_ranks(self.planner.adapters, clients)
-        adapter = (self.state.served if planned.measures else self.state.adapter).numpy()
+        if planned.asks:
+            adapter = np.empty(0, dtype=np.float32)
+        else:
+            adapter = (self.state.served if planned.measures else self.state.adapter).numpy()
         return TrainRequest(planned.round, adapter, planned.plan, planned.part, clients, self.job, ranks, draw)
 
     def _opened(self, planned: PlannedRelease, replies: Iterable[Message]) -> Release:

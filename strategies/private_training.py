@@ -43,6 +43,7 @@ class PlannedRelease:
         noise_shares: how its clients make the noise together; None if the server adds it.
         correlation: how its noise hangs together with that before it; None if it is independent.
         measures: whether held-out units are asked about the served adapter, and nobody trains.
+        asks: whether units are asked about their records, and there is no adapter.
     """
 
     round: int
@@ -52,10 +53,13 @@ class PlannedRelease:
     noise_shares: NoiseShares | None = None
     correlation: Correlation | None = None
     measures: bool = False
+    asks: bool = False
 
     @property
     def label(self) -> str:
         """The release's name in the ledger."""
+        if self.asks:
+            return "ask"
         return "evaluation" if self.measures else "round" if self.round else "histogram"
 
     @property

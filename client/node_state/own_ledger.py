@@ -14,8 +14,9 @@ from pathlib import Path
 
 from privacy import durable
 from privacy.errors import CorruptRun
-from privacy.ledger.account import At, debited_ledger
+from privacy.ledger.account import debited_ledger
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.place import At
 from privacy.secagg.federation import Federation
 from privacy.secagg.party import Refused
 

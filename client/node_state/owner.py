@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from client.settings import CountOrAuto, Table, explain, state_folder
-from privacy.ledger.account import At
+from privacy.ledger.place import At
 from strategies.messages.records import BadMessage
 
 SETTINGS = ("account", "account-state", "policy")

@@ -35,7 +35,7 @@ from client.record_level.training import private_training
 from client.record_level.units import UnitIndex
 from client.worker import Job, warm_worker
 from privacy.errors import AccountRefused
-from privacy.ledger.account import At
+from privacy.ledger.place import At
 from strategies.controllers.controller import PublicSignals
 from strategies.messages.records import BadMessage
 
@@ -106,12 +106,12 @@ def take_part(
     """
     site = request.site
     if not len(records):
-        return _refusal(request, "this site has no records")
+        return refusal(request, "this site has no records")
     index = UnitIndex.of(records, grouped=site.unit != "record", most=site.records_per_unit, seed=site.seed)
     if site.sampling_level != "user":
-        return _refusal(request, "this site draws whole units; ask with site.sampling-level = 'user'")
+        return refusal(request, "this site draws whole units; ask with site.sampling-level = 'user'")
     if site.batch_size > len(index):
-        return _refusal(request, f"this site has fewer than {site.batch_size} units")
+        return refusal(request, f"this site has fewer than {site.batch_size} units")
     engine.set_residual(None if request.residual is None else torch.from_numpy(request.residual))
     try:
         with site_state(folder, site, index, account) as state:
@@ -121,10 +121,10 @@ def take_part(
             adapter = torch.from_numpy(request.adapter.copy())
             training.begin(adapter, PublicSignals(0, None))
             state.put_into(training)
-            before, refusal = state.steps, ""
+            before, refused = state.steps, ""
             while state.steps - before < request.steps:
                 if (said := training.refusal()) is not None:
-                    refusal = f"this site's budget is spent: {said}"
+                    refused = f"this site's budget is spent: {said}"
                     break
                 training.step()
                 training.observe(PublicSignals(training.state.round, None, state.ledger.rho_spent))
@@ -132,11 +132,11 @@ def take_part(
             taken, guaranteed = state.steps - before, state.ledger.epsilon_guaranteed()
             update = _sent(training, adapter, coefficients=request.texts is not None) if taken else _NOTHING
     except OtherSite as error:
-        return _refusal(request, str(error))
+        return refusal(request, str(error))
     except AccountRefused as error:
         log.error("%s", error)
-        return _refusal(request, "the account of this site's records does not pay for that; its own log says what fits")
-    return SiteReply(request.round, update, taken, refusal, guaranteed, len(index), state.multipliers[0])
+        return refusal(request, "the account of this site's records does not pay for that; its own log says what fits")
+    return SiteReply(request.round, update, taken, refused, guaranteed, len(index), state.multipliers[0])
 
 
 _NOTHING = np.empty(0, np.float32)
@@ -152,7 +152,8 @@ def _sent(training: PrivateSgd, before: torch.Tensor, *, coefficients: bool) -> 
     return (release.encoded / release.expected_units).to(torch.float32).numpy()
 
 
-def _refusal(request: SiteRequest, reason: str) -> SiteReply:
+def refusal(request: SiteRequest, reason: str) -> SiteReply:
+    """The reply of a site that releases nothing."""
     return SiteReply(request.round, _NOTHING, 0, reason, math.inf, 0)
 
 
@@ -167,14 +168,15 @@ def answer(message: Message, context: Context) -> Message:
         else:
             folder, owner = state_folder(context.node_config), Owner.of(context.node_config)
             account, limits = owner.account, OperatorLimits.of(context.node_config)
-            if reason := _not_allowed(request, owner) or refused_unread(request, limits, folder):
-                return Message(_refusal(request, reason).to_records(), reply_to=message)
+            if reason := not_allowed(request, owner) or refused_unread(request, limits, folder):
+                return Message(refusal(request, reason).to_records(), reply_to=message)
             worker = own_worker(request.job, node, several_units=True)
         reply = take_part(request, worker.data.client(request.client), worker.engine, folder, account)
         return Message(reply.to_records(), reply_to=message)
 
 
-def _not_allowed(request: SiteRequest, owner: Owner) -> str:
+def not_allowed(request: SiteRequest, owner: Owner) -> str:
+    """Explain why the owner's policy refuses a request; empty if it does not."""
     job, site = Job.from_json(request.job), request.site
     return owner.refusal(epsilon=site.epsilon, releases=site.steps, task=job.task, model=job.model, others=None)
 

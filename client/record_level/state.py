@@ -31,8 +31,9 @@ from client.record_level.settings import RecordLevelSettings
 from client.record_level.units import UnitIndex
 from privacy import durable
 from privacy.errors import CorruptRun
-from privacy.ledger.account import At, debited_ledger
+from privacy.ledger.account import debited_ledger
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.place import At
 from privacy.randomness.sampling import CohortSampler
 from strategies.state_files import classes_of, pack, unpack
 
@@ -137,10 +138,19 @@ def site_ledger(folder: Path) -> Ledger:
     Raises:
         CorruptRun: it, its state or its secret is missing or not whole.
     """
+    with hold_site_ledger(folder, read_only=True) as ledger:
+        return ledger
+
+
+def hold_site_ledger(folder: Path, *, read_only: bool = False) -> Ledger:
+    """Open the ledger of a site that has taken part, as :func:`site_ledger` verifies it.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
     if not _begun(folder):
         raise CorruptRun(f"{folder / LEDGER} is missing, of a site that has taken part; restore it")
-    with Ledger.open(folder / LEDGER, _state(folder)[HEAD] or None, read_only=True) as ledger:
-        return ledger
+    return Ledger.open(folder / LEDGER, _state(folder)[HEAD] or None, read_only=read_only)
 
 
 def _begun(folder: Path) -> bool:

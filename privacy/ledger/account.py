@@ -9,11 +9,13 @@ distributions of commitments that were chosen one after the other must not be ad
 - ``sum``: the epsilons and the deltas add up to at most epsilon and delta; Rogers, Roth, Ullman, Vadhan 2016
   (arXiv 1605.08294).
 
-A run is debited once, by its whole commitment, before its first charge; nothing is refunded. Guarantee: all that was
+A run is debited once, by its whole commitment, before its first charge. What it did not use is given back only once its
+own ledger proves it unused and takes no further charge (:meth:`Account.give_back`). Guarantee: all that is
 debited is together (epsilon, delta)-private for the account's unit, whatever was seen before a run was set up, and
 whether or not anybody stopped asking because of it.
 
-    account.jsonl   a journal (``journal.py``): the terms, a line a debit, a line where the account is handed over
+    account.jsonl   a journal (``journal.py``): the terms, a line a debit, one where a run is closed, one where the
+                    account is handed over
     PLACE/seat      a secret of this machine; the account is bound to its digest, so a copy elsewhere is refused
     PLACE/ID.head   the account's last line; kept apart from it, so that an older copy is refused
 
@@ -25,11 +27,11 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, Context, Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from privacy import durable
 from privacy.accountants import composition, renyi
@@ -37,7 +39,8 @@ from privacy.commitment import Commitment
 from privacy.errors import AccountRefused, CorruptRun, UnsupportedEvent
 from privacy.ledger.journal import Journal, canonical
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.lifetime import Terms, divergence, louder_floor
+from privacy.ledger.lifetime import Terms, divergence, louder_floor, used_divergence
+from privacy.ledger.place import At, Place
 
 PATIENCE = 600.0
 """Seconds for which a debit waits for another process that debits the same account."""
@@ -57,6 +60,7 @@ class Debit:
         rho: its divergence at the account's order; None with rule ``sum``.
         basis: :data:`OWN` or :data:`TOLD`.
         day: ISO 8601, UTC.
+        closed: the run is over for good, and what it did not use is given back: the debit is what it used.
     """
 
     run: str
@@ -67,46 +71,7 @@ class Debit:
     rho: float | None
     basis: str
     day: str
-
-
-class At(NamedTuple):
-    """The place of an account: its file, this machine's place, and the most epsilon a month (:meth:`Account.open`)."""
-
-    file: Path
-    place: Path
-    per_month: float = math.inf
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder in which a machine keeps, apart from its accounts, its own secret and each account's last line."""
-
-    folder: Path
-
-    def seat(self) -> str:
-        """The digest of this machine's secret, which is made at the first call."""
-        file = self.folder / "seat"
-        if not file.is_file():
-            durable.new_folder(self.folder)
-            try:
-                durable.write(file, secrets.token_hex(32) + "\n", mode=0o600, new=True)
-            except FileExistsError:
-                pass  # another process made it at this moment
-        return hashlib.sha256(file.read_text(encoding="ascii").strip().encode()).hexdigest()
-
-    def head(self, account: str) -> str | None:
-        """The last line of an account that was seen here; None if it never was."""
-        file = self._file(account)
-        return file.read_text(encoding="ascii").strip() if file.is_file() else None
-
-    def keep_head(self, account: str, head: str) -> None:
-        """Remember an account's last line, durably."""
-        if self.head(account) != head:
-            durable.new_folder(self.folder)
-            durable.write(self._file(account), head + "\n", mode=0o600)
-
-    def _file(self, account: str) -> Path:
-        return self.folder / f"{hashlib.sha256(account.encode()).hexdigest()[:32]}.head"
+    closed: bool = False
 
 
 class Account:
@@ -263,6 +228,8 @@ class Account:
         if (known := self.debits.get(run)) is not None:
             if known.commitment != digest:
                 raise CorruptRun(f"{self._journal.path} was debited for another commitment of {what}; restore the run")
+            if known.closed:
+                raise AccountRefused(f"{self._named()}: {what} is closed, and its rest given back; start another run")
             return False
         if spent:
             raise CorruptRun(
@@ -274,6 +241,44 @@ class Account:
         rho = float(self._cost(commitment)["rho"]) if self.terms.rule == "renyi" else None
         debit = Debit(run, what, digest, commitment.epsilon, commitment.delta, rho, basis, _today())
         entry = self._journal.append("debit", asdict(debit))
+        self._apply(entry.kind, entry.body)
+        self._keep()
+        return True
+
+    def give_back(self, ledger: Ledger, *, ended: bool = False) -> bool:
+        """Close a run for good, then give back what its own ledger proves unused; durable when this returns.
+
+        With rule ``renyi`` the debit becomes the divergence of what was charged: a filter adds up releases that were
+        made, whatever ended the run. With ``sum`` an epsilon of a part of a run bounds nothing where the end followed
+        from what was seen, so a run is given back that charged nothing.
+
+        Args:
+            ledger: held, and no older than the run has seen it.
+            ended: the run's files are sealed, and nothing resumes it; no line is added to its ledger then.
+
+        Returns:
+            whether anything was given back; if not, nothing was written and the run may go on.
+
+        Raises:
+            AccountRefused: the account has no debit of it that rests on a ledger of the owner's own.
+            CorruptRun: it is debited for another commitment.
+        """
+        debit = self.debits.get(ledger.run_id)
+        if debit is None or debit.basis != OWN:
+            raise AccountRefused(
+                f"{self._named()}: no debit rests on {ledger.path}; only a ledger proves what is unused"
+            )
+        if debit.commitment != _digest(ledger.commitment):
+            raise CorruptRun(f"{self._journal.path} was debited for another commitment of {ledger.path}; restore it")
+        used = dict.fromkeys(("epsilon", "delta"), 0.0) if not ledger.charges else {}
+        if debit.rho is not None:
+            assert self.terms.order is not None
+            used["rho"] = used_divergence(ledger.commitment, ledger.events, self.terms.order)
+        if debit.closed or not used or not used.get("rho", 0.0) < (math.inf if debit.rho is None else debit.rho):
+            return False
+        if not ended:
+            ledger.close_for_good()
+        entry = self._journal.append("closed", {"run": debit.run, "used": used})
         self._apply(entry.kind, entry.body)
         self._keep()
         return True
@@ -311,6 +316,11 @@ class Account:
                 self.debits[debit.run] = debit
                 if any(left < 0 for left in self.left.values()):
                     raise ValueError(f"the debit of {debit.run} exceeds the lifetime")
+            case "closed":
+                debit, used = self.debits[body["run"]], dict(body["used"])
+                if debit.closed or any(not 0.0 <= used[name] <= getattr(debit, name) for name in used):
+                    raise ValueError(f"{debit.run} is given back twice, or used more than its debit")
+                self.debits[debit.run] = replace(debit, closed=True, **used)
             case "moved":
                 self.seat = str(body["seat"])
             case "torn":

@@ -80,6 +80,7 @@ class Ledger:
             raise CorruptRun(f"{journal.path} line 1 holds no valid commitment ({error})") from error
         self._not_private = [self.commitment.not_private] if self.commitment.not_private else []
         self._budget = budget_of(self.commitment)
+        self.is_closed = False
         for entry in journal.entries[1:]:
             self._replay(entry)
 
@@ -156,6 +157,8 @@ class Ledger:
         Raises:
             UnsupportedEvent: the event cannot be accounted at all (filter mode).
         """
+        if self.is_closed:
+            return f"{self.path} is closed"
         try:
             self._budget.price(event)
         except BudgetExceeded as refusal:
@@ -171,6 +174,8 @@ class Ledger:
                 budget counts as spent and this ledger takes no further charge.
         """
         with self._lock:
+            if self.is_closed:
+                raise BudgetExceeded(f"{self.path} is closed: what it had left was given back; start another run")
             price = self._budget.price(event)
             durable.check_room(self.path.parent)
             body = {
@@ -202,6 +207,12 @@ class Ledger:
             if reason not in self._not_private:
                 self._replay(self._journal.append("not-private", {"reason": reason}))
 
+    def close_for_good(self) -> None:
+        """Take no further charge, ever; durable when this returns. Closing twice is closing once."""
+        with self._lock:
+            if not self.is_closed:
+                self._replay(self._journal.append("closed", {"charges": len(self._charges)}))
+
     def epsilon_spent(self) -> float:
         """Upper bound on the epsilon spent so far, at the committed delta; infinite if the run is not private.
 
@@ -228,7 +239,7 @@ class Ledger:
         return self._budget.steps_left(label) if isinstance(self._budget, FloorBudget) else 0
 
     def close(self) -> None:
-        """Release the ledger's lock;"""
+        """Release the ledger's lock."""
         self._journal.close()
 
     def __enter__(self) -> "Ledger":
@@ -245,6 +256,12 @@ class Ledger:
 
     def _apply(self, kind: str, body: Mapping[str, Any]) -> None:
         match kind:
+            case "charge" | "closed" if self.is_closed:
+                raise ValueError("the ledger was closed before")
+            case "closed":
+                if body["charges"] != len(self._charges):
+                    raise ValueError(f"it was closed with {body['charges']} charges, not {len(self._charges)}")
+                self.is_closed = True
             case "charge":
                 event = ReleaseEvent.from_json(body["event"])
                 price = self._budget.price(event)

@@ -1,6 +1,7 @@
 """A budget for many runs: its terms, and what a run's whole commitment costs at one Rényi order (``account.py``)."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -8,6 +9,7 @@ from privacy import checks
 from privacy.accountants import composition, renyi, selection
 from privacy.commitment import ADJACENCIES, Commitment, FloorStep
 from privacy.errors import UnsupportedEvent
+from privacy.events import ReleaseEvent
 
 RULES = ("renyi", "sum")
 HIGHEST_ORDER: Final = 63
@@ -87,12 +89,30 @@ def divergence(commitment: Commitment, order: int) -> float:
                 "privacy.mode = 'floor'"
             )
         return commitment.rho
+    return _summed(commitment.floor, order, commitment.adjacency)
+
+
+def used_divergence(commitment: Commitment, charged: Sequence[ReleaseEvent], order: int) -> float:
+    """Upper bound on the Rényi divergence of what was charged of a commitment; infinite where none is known.
+
+    A filter adds up the releases that were made, each chosen after seeing those before, and so bounds a run that ended
+    early whatever ended it. Candidates of a private sweep have no cost of their own, and buffered noise none of a part.
+    """
+    if commitment.tuning is not None:
+        return math.inf
+    try:
+        return _summed(charged, order, commitment.adjacency) if charged else 0.0
+    except UnsupportedEvent:
+        return math.inf
+
+
+def _summed(events: Iterable[FloorStep | ReleaseEvent], order: int, adjacency: str) -> float:
     return max(
         sum(
-            count * renyi.rho_of(sampling, multiplier, order, commitment.adjacency)
+            count * renyi.rho_of(sampling, multiplier, order, adjacency)
             for sampling, multiplier, count in composition.merge_steps(part)
         )
-        for part in composition.parts(commitment.floor)
+        for part in composition.parts(events)
     )
 
 

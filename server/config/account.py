@@ -6,7 +6,8 @@ from pathlib import Path
 from client.settings import state_folder
 from privacy.commitment import Commitment
 from privacy.errors import AccountRefused
-from privacy.ledger.account import Account, At
+from privacy.ledger.account import Account
+from privacy.ledger.place import At
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 

@@ -225,6 +225,16 @@ def open_run(
             raise
 
 
+def connect_nodes(run: Run, grid: Grid) -> int | tuple[int, ...]:
+    """Wait for those who train: the node of every client in a deployment, the number of workers in a simulation."""
+    config = run.config
+    if config.is_deployed:
+        run.status("waiting for nodes")
+        return roster(run.folder / ROSTER_FILE, grid, config.nodes, of_many=bool(config.data.nodes), tell=run.status)
+    run.status("waiting for workers")
+    return connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)
+
+
 def connect_trainers(run: Run, assembly: Assembly, grid: Grid, used: int) -> tuple[int | tuple[int, ...], Evaluate]:
     """Wait for those who train, and make the evaluation on public data.
 
@@ -234,14 +244,10 @@ def connect_trainers(run: Run, assembly: Assembly, grid: Grid, used: int) -> tup
     Returns:
         the node of every client in a deployment, the number of workers in a simulation; and the evaluation.
     """
-    config, data = run.config, assembly.data
+    config, data, workers = run.config, assembly.data, connect_nodes(run, grid)
     splits = {"validation": (used, len(data.validation)), "test": (0, len(data.test))}
-    if config.is_deployed:
-        run.status("waiting for nodes")
-        nodes = roster(run.folder / ROSTER_FILE, grid, config.nodes, of_many=bool(config.data.nodes), tell=run.status)
-        return nodes, on_server(assembly.job, data, splits)
-    run.status("waiting for workers")
-    workers = connected_nodes(grid, config.clients if config.simulation.clients_per_node else config.engine.workers)
+    if not isinstance(workers, int):
+        return workers, on_server(assembly.job, data, splits)
     tokens = {part: data.predicted_tokens(part, *rows) for part, rows in splits.items()}
     timeout = config.engine.round_timeout
     return workers, on_workers(grid, min(workers, 64), assembly.job.to_json(), splits, timeout, tokens)

@@ -16,9 +16,10 @@ from client.record_level.state import LEDGER
 from client.settings import state_folder
 from privacy.commitment import Commitment, FloorStep
 from privacy.events import Poisson
-from privacy.ledger.account import OWN, TOLD, Account, At, Debit
+from privacy.ledger.account import OWN, TOLD, Account, Debit
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lifetime import Terms
+from privacy.ledger.place import At
 from server.runs.assembly import Assembly
 from strategies.messages.client_update import code_fingerprint
 from strategies.messages.own_clients import JOIN, JoinRequest, planned_draws, read_join_reply

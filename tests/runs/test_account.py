@@ -101,6 +101,29 @@ def test_a_run_goes_on_with_an_older_account_under_no_pretext(
         begin_or_resume(config, tmp_path / "run")
 
 
+def test_a_run_that_is_closed_gives_back_its_rest_and_is_not_resumed(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = paying(KINDS["clients"](tmp_path / "cache"), file)
+    Account.create(file, Terms("notes", "client", 60.0, 0.1, order=2), state_folder()).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(GaussianNoise, "draw", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            begin_or_resume(config, tmp_path / "run")
+    with Account.open(file, state_folder(), read_only=True) as account:
+        (whole,) = account.debits.values()
+    done = CliRunner().invoke(app, ["account", "close", str(file), str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert f"{tmp_path / 'run'} is closed\n" in done.output
+    assert "closed before its end" in done.output
+    with Account.open(file, state_folder(), read_only=True) as account:
+        (used,) = account.debits.values()
+    assert used.closed
+    assert 0 < (used.rho or 0) < (whole.rho or 0)
+    with pytest.raises(AccountRefused, match="is closed, and its rest given back"):
+        begin_or_resume(config, tmp_path / "run")
+
+
 def test_the_command_refuses_the_third_run_before_it_begins(file: Path, tmp_path: Path) -> None:
     config = paying(tiny(tmp_path / "cache", output=str(tmp_path / "runs")), file)
     lifetime(file, 20.0)

@@ -27,6 +27,7 @@ from simulations import api
 from simulations.api import run as run_whole
 from simulations.cli.app import app
 from simulations.planning import choices
+from simulations.tools.sample_records import write_records
 from tests.cases.finished_runs import records, run_of_every_task
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +133,19 @@ records-per-client = 400
 [site]
 batch-size = 40
 """
+FEDERATION = """name = "federation"
+clients = 3
+sampling-rate = 1.0
+[privacy]
+unit = "group"
+delta = 1e-6
+[model]
+name = "random:bert"
+[data]
+held-by = "nodes"
+unit-column = "patient"
+cache = "cache"
+"""
 
 
 def table(path: Path, columns: list[str], rows: int) -> None:
@@ -172,6 +186,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "conversations.jsonl").write_text("".join(map(conversation, range(360))))
     records(tmp_path / "other.jsonl")
     (tmp_path / "my-site.toml").write_text(SITE)
+    (tmp_path / "federation.toml").write_text(FEDERATION)
+    shutil.move(write_records(tmp_path / "notes", 1, 200)[0], tmp_path / "records.jsonl")
     monkeypatch.setattr(choices, "RATES", (0.5, 1))
     monkeypatch.setattr(choices, "ROUNDS", (1,))
     whole = api.run
@@ -283,7 +299,7 @@ def test_every_command_is_run_or_has_a_reason() -> None:
 
 
 def test_the_pages_to_start_with_are_run() -> None:
-    pages = "audit budget chat coming-from data faults gpu planning record-level serve settings start strategy "
+    pages = "audit budget chat coming-from data faults gpu owners planning record-level serve settings start strategy "
     pages += "troubleshooting trust tuning"
     assert {"README.md", *(f"docs/{page}.md" for page in pages.split())} <= set(RUNNABLE)
     assert set(RUNNABLE) >= LONG

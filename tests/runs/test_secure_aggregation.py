@@ -24,9 +24,10 @@ from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.errors import AccountRefused, BudgetExceeded, CorruptRun
 from privacy.events import NoiseShares, Poisson
-from privacy.ledger.account import Account, At
+from privacy.ledger.account import Account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lifetime import Terms
+from privacy.ledger.place import At
 from privacy.randomness.sampling import CohortSampler
 from privacy.secagg import keys
 from privacy.secagg.federation import Federation, save_identity

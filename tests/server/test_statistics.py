@@ -1,8 +1,8 @@
 """`lacquer ask`: rows are bounded and a unit's own, answers near the truth, and nothing is spent unasked or twice."""
 
 import json
+import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client.data.records import Records
+from client.data.records import RECORDS, TOKENS, Records
+from client.record_level.statistics import Question, Source, answer, price
 from privacy.errors import AccountRefused
 from privacy.ledger.account import Account
 from privacy.ledger.ledger import Ledger
@@ -18,7 +19,7 @@ from privacy.ledger.lifetime import Terms
 from privacy.mechanism import charged_release
 from privacy.randomness.rng import simulation_generator
 from server.config.load import ConfigError, parse
-from server.evaluation.statistics import LONGEST, RECORDS, TOKENS, Question, Source, answer, answers, price, uncut
+from server.evaluation.statistics import LONGEST, answers, share_within, uncut
 from simulations.cli.app import app
 
 UNITS = 1000
@@ -35,8 +36,7 @@ def made(seed: int = 0, units: int = UNITS, **changed: int) -> Source:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     train = Records(np.zeros(offsets[-1], np.int32), offsets, labels)
     stops = np.cumsum(sizes)
-    data: Any = SimpleNamespace(train=train, label_names=("no", "yes"))
-    return Source(data, np.arange(count), stops - sizes, stops)
+    return Source(train, ("no", "yes"), np.arange(count), stops - sizes, stops, units)
 
 
 def config(**changed: Any) -> Any:
@@ -45,7 +45,7 @@ def config(**changed: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    return price(made(), config(), 1.0, 1e-5)
+    return price(UNITS, "client", ("no", "yes"), 1.0, 1e-5)
 
 
 def test_a_row_is_a_units_own_and_no_longer_than_the_clip(question: Question) -> None:
@@ -61,7 +61,7 @@ def test_a_row_is_a_units_own_and_no_longer_than_the_clip(question: Question) ->
 
 def test_answers_are_near_the_truth_and_charged_first(question: Question, tmp_path: Path) -> None:
     source = made()
-    found = answer(source, question, tmp_path / "ledger.jsonl")
+    found = answers(question, answer(source, question, tmp_path / "ledger.jsonl"))
     with Ledger.open(tmp_path / "ledger.jsonl", read_only=True) as ledger:
         assert [(charge.event.label, bool(charge.released_at)) for charge in ledger.charges] == [("ask", True)]
         assert 0.99 < ledger.epsilon_guaranteed() <= 1.0
@@ -90,17 +90,17 @@ def test_the_width_is_that_of_the_noise(question: Question, tmp_path: Path, monk
         seen.append(release.update.double() - exact)
         return release
 
-    monkeypatch.setattr("server.evaluation.statistics.charged_release", noted)
+    monkeypatch.setattr("client.record_level.statistics.charged_release", noted)
     for number in range(10):
         answer(source, question, tmp_path / f"{number}.jsonl")
     errors = torch.cat(seen)
-    assert float(errors.std()) == pytest.approx(question.within / 1.96, rel=0.15)
+    assert float(errors.std()) == pytest.approx(share_within(question) / 1.96, rel=0.15)
 
 
 def test_without_noise_the_answers_are_exact(question: Question) -> None:
     source = made()
     found = answers(question, torch.from_numpy(np.mean([source.row(u, question) for u in range(UNITS)], axis=0)))
-    sizes, lengths = source.stops - source.starts, source.data.train.lengths
+    sizes, lengths = source.stops - source.starts, source.records.lengths
     assert found["units_with_records"]["value"] == (sizes > 0).sum()
     assert found["records_per_unit"]["shares"]["3-4"] == pytest.approx(np.isin(sizes, (3, 4)).mean())
     assert found["tokens_per_text"]["cut_at"][4 * 64] == pytest.approx((lengths > 256).mean(), abs=0.02)
@@ -122,9 +122,19 @@ def test_the_account_of_the_data_pays_first(question: Question, tmp_path: Path) 
     assert not (tmp_path / "second.jsonl").exists()
 
 
-def test_records_of_others_are_refused() -> None:
-    with pytest.raises(ConfigError, match="statistics are asked of records that are here"):
-        uncut(config(clients=4, privacy={"unit": "record"}, **{"sampling-rate": 1.0}))
+def test_units_that_bring_no_row_count_as_without_records(question: Question) -> None:
+    source = made()
+    rows = np.array([source.row(unit, question) for unit in range(UNITS)])
+    away = np.zeros_like(rows[: UNITS // 2])
+    found = answers(question, torch.from_numpy(np.concatenate([rows[UNITS // 2 :], away]).mean(axis=0)), everyone=False)
+    present = (source.stops - source.starts)[UNITS // 2 :]
+    assert found["units_with_records"]["value"] == (present > 0).sum()
+    assert found["units_with_records"]["within"] == math.ceil(UNITS * share_within(question) * math.sqrt(12))
+
+
+def test_an_answer_is_protected_or_not_given() -> None:
+    with pytest.raises(ConfigError, match="an answer is protected or not given"):
+        uncut(config(privacy={"non-private": True, "noise": "insecure-zero"}))
 
 
 @pytest.mark.run

@@ -57,7 +57,7 @@ def verify(file: File, head: Head = None) -> None:
 def seat() -> None:
     """Say the name of this machine, to which another one hands an account over."""
     with refusals():
-        from privacy.ledger.account import Place
+        from privacy.ledger.place import Place
 
         typer.echo(Place(state_folder()).seat())
 
@@ -74,6 +74,32 @@ def move(
         with Account.open(file, state_folder()) as account:
             account.move(to)
     typer.echo(f"{file} is closed here; copy it to the other machine, which alone can debit it now")
+
+
+@account_app.command("close", cls=Command)
+def close(
+    file: File, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a run, or of a site (site-state).")]
+) -> None:
+    """Close a run for good, and give back what its own ledger proves unused."""
+    with refusals(ValueError, BlockingIOError):
+        from client.record_level.state import STATE, hold_site_ledger
+        from privacy.ledger.account import Account
+        from privacy.ledger.ledger import Ledger
+        from server.run_folder.names import LEDGER_FILE
+        from server.run_folder.verify import verify_run
+
+        ended = False
+        if (folder / STATE).is_file():
+            ledger = hold_site_ledger(folder)
+        else:
+            run = verify_run(folder)
+            if run.ledger is None:
+                raise ValueError(f"{folder} has no {LEDGER_FILE} of its own: nothing proves what it did not use")
+            ledger, ended = Ledger.open(folder / LEDGER_FILE, run.head), run.ended
+        with ledger, Account.open(file, state_folder()) as account:
+            given = account.give_back(ledger, ended=ended)
+    typer.echo(f"{folder} is closed" if given else f"{folder} has used its debit, or no proof is known of what it left")
+    show(file)
 
 
 def _read(file: Path, head: str | None) -> dict[str, Any]:
@@ -104,7 +130,11 @@ def _words(found: dict[str, Any]) -> list[str]:
     lines = [f"{found['data']}: {at(found)} for one {found['unit']} ({found['adjacency']}) over all runs, {how}"]
     for run in found["runs"]:
         told = "" if run["basis"] == OWN else " (as its server says: a policy, not a proof)"
-        lines.append(f"  {run['day']}  {at(run)}  {run['what']}{told}")
+        told += ", closed before its end" if run["closed"] else ""
+        price = at(run)
+        if run["closed"]:
+            price = f"divergence {number_text(run['rho'])}, of {price}" if run["rho"] else "nothing"
+        lines.append(f"  {run['day']}  {price}  {run['what']}{told}")
     left = ", ".join(f"{name} {number_text(value)}" for name, value in found["left"].items())
     lines.append(f"spent: {at(found['spent'])}, all together" if found["runs"] else "spent: nothing")
     lines.append(f"left: {percent_text(found['share_left'])} ({left})")

@@ -1,6 +1,7 @@
 """The account of a data set: adaptive runs stay within its lifetime, and no crash, copy or rollback spends it twice."""
 
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from scipy.stats import norm
 from privacy.accountants import composition, renyi
 from privacy.accountants.calibration import filter_commitment, floor_commitment
 from privacy.commitment import POISSON, Commitment, FloorStep, Tries, Tuning
-from privacy.errors import AccountRefused, CorruptRun
+from privacy.errors import AccountRefused, BudgetExceeded, CorruptRun
 from privacy.events import Banded, Component, CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent
 from privacy.ledger import account as ledger_account
-from privacy.ledger.account import Account, At, Place, debited_ledger
+from privacy.ledger.account import Account, debited_ledger
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.lifetime import Terms, best_order, divergence
+from privacy.ledger.lifetime import Terms, best_order, divergence, used_divergence
+from privacy.ledger.place import At, Place
 
 EPSILON, DELTA = 4.0, 1e-5
 COHORT = Poisson(0.05, 1000)
@@ -174,6 +176,36 @@ def test_a_hundred_kills_lose_and_refund_nothing(tmp_path: Path) -> None:
     assert kills >= 100
 
 
+def test_kills_between_closing_and_giving_back_leave_a_run_closed_or_whole(tmp_path: Path) -> None:
+    """Nothing is given back of a run whose ledger could still be charged; a second try gives it back."""
+    kills = 0
+    for torn, moment in itertools.product((False, True), range(40)):
+        folder = tmp_path / f"{torn}-{moment}"
+        at = At(folder / "account.jsonl", folder / "place")
+        Account.create(at.file, TERMS, at.place).close()
+        (folder / "run").mkdir()
+        _one_run(folder / "run", at, folder / "released")
+        ended = _forked(partial(_close, folder / "run", at), moment, torn)
+        with Account.open(*at, read_only=True) as account, Ledger.open(folder / "run" / "ledger.jsonl") as ledger:
+            (debit,) = account.debits.values()
+            assert ledger.is_closed or not debit.closed, "given back, and it could go on"
+            assert debit.closed or debit.rho == divergence(MODEST, TERMS.order or 0)
+        if ended:
+            break
+        kills += 1
+        _close(folder / "run", at)
+        with Account.open(*at, read_only=True) as account:
+            (debit,) = account.debits.values()
+            assert debit.closed
+            assert debit.rho == pytest.approx(divergence(MODEST, TERMS.order or 0) / 20)
+    assert kills >= 4
+
+
+def _close(run: Path, at: At) -> None:
+    with Ledger.open(run / "ledger.jsonl") as ledger, Account.open(*at) as account:
+        account.give_back(ledger)
+
+
 def _one_run(run: Path, account: At, released: Path) -> None:
     path = run / "ledger.jsonl"
     found = Ledger.open(path) if path.is_file() else None
@@ -212,6 +244,50 @@ def _forked(work: Callable[[], None], moment: int, torn: bool) -> bool:
         os._exit(0)
     finally:
         os._exit(1)
+
+
+# What a run did not use
+
+
+def test_a_run_that_is_closed_pays_for_what_it_charged_and_never_goes_on(here: At, tmp_path: Path) -> None:
+    whole = divergence(MODEST, TERMS.order or 0)
+    _one_run(tmp_path, here, tmp_path / "released")
+    shutil.copy(tmp_path / "ledger.jsonl", tmp_path / "older.jsonl")
+    with Ledger.open(tmp_path / "ledger.jsonl") as ledger, Account.open(*here) as account:
+        assert account.give_back(ledger)
+        assert not account.give_back(ledger)
+        assert float(account.limits["rho"] - account.left["rho"]) == pytest.approx(whole / 20)
+        with pytest.raises(BudgetExceeded, match="is closed"):
+            ledger.charge(ledger.events[0])
+    for copy in (None, "older.jsonl"):  # an older copy of the ledger is not closed, but the account knows
+        if copy:
+            shutil.copy(tmp_path / copy, tmp_path / "ledger.jsonl")
+        with pytest.raises(AccountRefused, match="is closed, and its rest given back"):
+            _one_run(tmp_path, here, tmp_path / "again")
+    with Account.open(*here, read_only=True) as account:
+        assert [debit.closed for debit in account.debits.values()] == [True]
+
+
+def test_nothing_is_given_back_that_no_ledger_proves(here: At, tmp_path: Path) -> None:
+    candidate = replace(MODEST, tuning=Tuning("t", Tries(2, POISSON), (MODEST.floor,)))
+    sums = At(tmp_path / "sums.jsonl", here.place)
+    Account.create(sums.file, SUMS, sums.place).close()
+    _one_run(tmp_path, sums, tmp_path / "released")
+    with Ledger.open(tmp_path / "ledger.jsonl") as ledger, Account.open(*sums) as account:
+        assert not account.give_back(ledger), "the epsilon of a part bounds nothing if the end was chosen"
+        assert not ledger.is_closed
+    with Account.open(*here) as account, Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+        with pytest.raises(AccountRefused, match="no debit rests on"):
+            account.give_back(ledger)
+        account.debit(ledger.run_id, MODEST, "as its server says", basis=ledger_account.TOLD)
+        with pytest.raises(AccountRefused, match="no debit rests on"):
+            account.give_back(ledger)
+    assert used_divergence(candidate, (), TERMS.order or 0) == math.inf
+    with Ledger.create(tmp_path / "unused.jsonl", MODEST) as ledger, Account.open(*sums) as account:
+        before = account.left
+        account.debit(ledger.run_id, MODEST, "unused")
+        assert account.give_back(ledger)
+        assert account.left == before
 
 
 # What is refused, in which words
