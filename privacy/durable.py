@@ -4,8 +4,11 @@ A draft is written in the same folder (a rename is atomic within one file system
 over the file, and then the folder is brought to the disk, so that the new name too outlives a loss of power.
 """
 
+import contextlib
 import errno
 import fcntl
+import hashlib
+import hmac
 import os
 import secrets
 import shutil
@@ -18,6 +21,8 @@ FULL = "no space is left on its disk"
 """In every text of :func:`full_disk`."""
 ROOM = 2**20
 """Bytes that a disk must have free before a ledger on it is charged: for the ledger and what else is small."""
+NAMES_KEY = ".names.key"
+"""In a folder whose entries are named by :func:`private_name`."""
 
 
 def write(path: Path, content: str | bytes, *, mode: int | None = None, new: bool = False) -> None:
@@ -128,11 +133,11 @@ def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder whole unless it is there; of two processes that make the same one, the first wins.
 
     ``fill`` makes and fills the folder that it is given, which is then renamed into place. The folder around it, where
-    it is made here, is for its owner only: a name may be a digest of private records.
+    it is made here, is for its owner only.
     """
     if folder.is_dir():
         return
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new_folder(folder.parent)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True) as made:
         fill(Path(made) / "draft")
         try:
@@ -140,6 +145,20 @@ def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         except OSError:
             if not folder.is_dir():  # else another process was faster
                 raise
+
+
+def private_name(folder: Path, digest: str) -> str:
+    """Name what is kept in a folder of private records by their digest, and tell nobody who lists it the digest.
+
+    Whoever guesses the records could compute a plain digest and see by a name whether the guess is right. So it is
+    taken under a key, which lies in the folder, is made with the first name, and is for its owner only.
+    """
+    path = folder / NAMES_KEY
+    if not path.is_file():
+        new_folder(folder)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            write(path, secrets.token_bytes(32), mode=0o600, new=True)
+    return hmac.new(path.read_bytes(), digest.encode(), hashlib.sha256).hexdigest()[:24]
 
 
 def sync(path: Path) -> None:

@@ -103,7 +103,7 @@ def prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], temp
         text = _text(tokenizer, list(messages), template, add_generation_prompt=True)
     except (TemplateError, TypeError, KeyError) as error:
         raise ValueError(f"the chat template cannot render it: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def cut(rendered: Rendered, longest: int, first: int | None) -> tuple[Rendered, bool, bool]:
@@ -177,7 +177,12 @@ def _marked(
 ) -> Rendered:
     """Answers are where the template says so."""
     encoded = tokenizer.apply_chat_template(
-        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True, **tools
+        messages,
+        chat_template=template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        tokenizer_kwargs={"verbose": False},  # else a log tells the length of a record
+        **tools,
     )
     masks = np.array(encoded["assistant_masks"], dtype=np.float64)
     if not all(trained):
@@ -214,7 +219,9 @@ def _found(
         elif whole.startswith(after):
             stop = max(stop, len(after))
         spans.append((start, stop))
-    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
+    encoded = tokenizer(
+        whole, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
+    )
     offsets = np.array(encoded["offset_mapping"]).reshape(-1, 2)
     weights = np.zeros(len(offsets))
     for start, stop in spans:

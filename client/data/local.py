@@ -6,7 +6,6 @@ Flower starts a process for every message, so what is prepared is kept in the no
 at the file's size and time and a few memory maps.
 """
 
-import hashlib
 import json
 import logging
 from dataclasses import dataclass
@@ -96,7 +95,7 @@ def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) ->
     stat = path.stat()
     parts = [FORMAT, str(path), stat.st_size, stat.st_mtime_ns, reading.model_dump()]
     parts += [tokenizer, fingerprint(tokenizer), code_fingerprint()]  # another model may come to lie under its name
-    folder = cache / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    folder = cache / durable.private_name(cache, json.dumps(parts))
     durable.make_folder(folder, lambda draft: _write(draft, source, reading, tokenizer))
     arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")}
     stops, digest = arrays.pop("stops", None), folder / DIGEST_FILE

@@ -1,6 +1,7 @@
 """The steps from texts to a prepared data set: hold out, tokenise, partition, write.
 
-A data set is named by a hash of its settings, the content of its sources, the tokenizer and the code that builds it.
+A data set is known by a digest of its settings, the content of its sources, the tokenizer and the code that builds it;
+its folder is named by that digest under a key (:func:`privacy.durable.private_name`).
 Of two processes that build the same one the first wins and the other takes that.
 """
 
@@ -51,8 +52,9 @@ def prepare(spec: DataSpec) -> PreparedData:
     """
     check(spec)
     tokenizer = load_tokenizer(spec.tokenizer)
-    folder = spec.cache_folder / _key(spec, tokenizer)
-    durable.make_folder(folder, lambda draft: _write(draft, spec, tokenizer))
+    digest = _digest(spec, tokenizer)
+    folder = spec.cache_folder / durable.private_name(spec.cache_folder, digest)
+    durable.make_folder(folder, lambda draft: _write(draft, spec, tokenizer, digest))
     data = PreparedData.open(folder, verify=True)
     if spec.clients not in (0, data.num_clients):
         raise ValueError(
@@ -113,8 +115,8 @@ def check(spec: DataSpec) -> None:
     partition.check_options(spec.partition, spec.partition_options)
 
 
-def _key(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of everything the files depend on."""
+def _digest(spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest of everything the files depend on."""
     content = [_source(spec)]
     for part, place in public_sources(spec).items():
         content.append(sources.fingerprint(place, public_reading(spec), f"data.{part}-source", task=spec.task))
@@ -139,7 +141,7 @@ def _source(spec: DataSpec) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase, digest: str) -> None:
     held = hold_out(spec)
     folder.mkdir(mode=0o700)  # it holds private texts, as tokens
     records: dict[str, Records] = {}
@@ -177,6 +179,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
     meta = {
         "format": FORMAT,
+        "digest": digest,
         "spec": spec.identity(),
         "num_labels": len(held.label_names),
         "label_names": held.label_names,
@@ -195,7 +198,7 @@ def _write(folder: Path, spec: DataSpec, tokenizer: PreTrainedTokenizerBase) -> 
         "files": {f"{name}.npy": sha256(folder / f"{name}.npy") for name in sorted(arrays)},
     }
     (folder / META_FILE).write_text(json.dumps(meta, indent=1, sort_keys=True))
-    log.info("prepared %s: %s", spec.source, {key: meta[key] for key in ("records", "truncated", "removed")})
+    log.info("prepared %s", spec.source)  # no counts: they are of private records
 
 
 def _partition(spec: DataSpec, train: Records, texts: Texts) -> partition.Partition:

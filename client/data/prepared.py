@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from client.data.records import Records
 
 META_FILE = "meta.json"
-FORMAT = 3
+FORMAT = 4
 PARTS = ("train", "validation", "test")
 
 

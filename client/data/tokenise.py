@@ -212,7 +212,9 @@ def _pairs(texts: Texts, tokenizer: Any, longest: int, template: str) -> Tokenis
 def _completed(tokenizer: Any, prompt: str, chosen: str, rejected: str) -> list[chat.Rendered]:
     """A prompt with either answer. The answer begins where the tokens leave the prompt's, as in TRL."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    encoded = tokenizer([prompt, prompt + chosen, prompt + rejected], split_special_tokens=True)["input_ids"]
+    encoded = tokenizer([prompt, prompt + chosen, prompt + rejected], split_special_tokens=True, verbose=False)[
+        "input_ids"
+    ]
     asked, *answered = ([*row[:-1]] if row[-1:] == end else row for row in encoded)
     whole = [[*row, *end] for row in answered]
     shared = min(preferences.shared_start(asked, row) for row in whole)

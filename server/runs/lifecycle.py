@@ -93,7 +93,7 @@ class Run:
         Raises:
             CannotResume, CorruptRun: it cannot be the same run.
         """
-        config, name = self.config, data.folder.name
+        config, name = self.config, str(data.meta["digest"])
         if not self.resumes:
             durable.write(self.folder / SOURCE_FILE, f"{data.meta['source']}\n", mode=0o600)
         if self.ledger is not None and commitment is not None:

@@ -152,7 +152,7 @@ def load_or_make(file: Path, make: Callable[[], Float[Tensor, " size"]]) -> Floa
         except (SafetensorError, KeyError) as error:
             log.warning("%s is damaged (%s) and is made again", file, error)
     made = make()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    durable.new_folder(file.parent)
     with durable.open_replacement(file) as draft:
         save_file({"adapter": made.contiguous()}, draft)
     return made

@@ -77,6 +77,13 @@ def test_a_site_draws_whole_units_only(tmp_path, made):
     assert not (tmp_path / "site").exists()
 
 
+def test_the_units_of_a_site_are_its_patients_and_not_their_records(tmp_path):
+    asked, three = SITE.replace(unit="group:patient"), records(units=[0, 1, 2] * 4)
+    reply = take_part(request(1, site=asked.replace(batch_size=4)), three, None, tmp_path / "site")
+    assert reply.refused == "this site has fewer than 4 units"
+    assert reply.population == 0
+
+
 RISING = SITE.replace(controller="rise-reset", controller_options={"clip-norm": 0.1})
 
 

@@ -7,6 +7,7 @@ at its root: one planted client, whatever its update, moves the encoded sum by a
 import functools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from client.data.prepare import prepare
+from client.data.spec import DataSpec
 from client.engine.sequential import SequentialEngine
 from client.models.base import load_base
 from client.models.lora import LoraSpec
@@ -27,7 +30,7 @@ from server.config.load import parse
 from server.runs.assembly import Assembly, assemble_client_level
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
-from strategies.messages.client_update import TrainRequest
+from strategies.messages.client_update import EvaluateRequest, TrainRequest
 
 N, RANK = 12, 4
 CLIENTS = np.array([0, 2, 3, 5, 8, 11])
@@ -72,6 +75,17 @@ def assembly(request: pytest.FixtureRequest, cache: Path) -> Assembly:
 @pytest.fixture(scope="module")
 def worker(assembly: Assembly) -> Worker:
     return Worker(assembly.job)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_metrics_read_no_private_record(split: str, cache: Path) -> None:
+    spec = DataSpec(tokenizer="random:bert", clients=N, validation_records=20, test_records=20, cache=str(cache))
+    data = prepare(spec)
+    worker: Any = object.__new__(Worker)
+    worker.data = replace(data, train=None)  # type: ignore[arg-type]
+    worker.engine = SimpleNamespace(set_residual=lambda residual: None, evaluate=lambda adapter, part: part)
+    read = worker.metrics(EvaluateRequest(np.zeros(3, np.float32), split, 4, 9, "{}", None))
+    assert np.array_equal(read.tokens, getattr(data, split).select(np.arange(4, 9)).tokens)
 
 
 def start_of(assembly: Assembly) -> Tensor:

@@ -133,3 +133,12 @@ def test_of_two_that_make_a_folder_the_first_wins(tmp_path: Path) -> None:
     assert (folder / "file").read_text() == OLD
     with pytest.raises(OSError, match="draft"):
         durable.make_folder(tmp_path / "other", lambda draft: None)
+
+
+def test_names_of_private_records_are_keyed(tmp_path: Path) -> None:
+    one, other = tmp_path / "one" / "cache", tmp_path / "other"
+    name = durable.private_name(one, "digest")
+    assert durable.private_name(one, "digest") == name != durable.private_name(one, "another")
+    assert durable.private_name(other, "digest") != name
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (one.parent, one, other)] == [0o700] * 3
+    assert stat.S_IMODE((one / durable.NAMES_KEY).stat().st_mode) == 0o600

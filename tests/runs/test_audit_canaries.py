@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import privacy.audit.in_run
 import privacy.contribution
 import strategies.private_training
 from client.models.base import load_tokenizer
+from privacy.audit.in_run import Observation, audit_canaries
 from privacy.clipping.norms import FlatClip
 from privacy.clipping.units import Units
 from privacy.contribution import Contribution, Plan, contribute
@@ -23,8 +26,9 @@ from privacy.randomness.sampling import CohortSampler
 from server.config.load import ConfigError, parse, unflatten
 from server.config.schema import RunConfig
 from server.run_folder import names
+from server.run_folder.canaries import canaries_of, note_seen
 from server.runs.start import run_in_folder
-from simulations.audit.canaries import digit_tokens
+from simulations.audit.canaries import canary_findings, digit_tokens
 from simulations.cli.app import app
 from simulations.engines.inprocess import run_inprocess
 from tests.cases import finished_runs
@@ -142,6 +146,24 @@ def test_planted_secrets_are_ranked_and_their_records_left_out_of_membership(tmp
     assert 0 < exposed["base"]["mean"]["bits"] < 4  # 1.44 in the mean over models that never saw a secret
     assert found["membership"][0]["members"] == 2 * CANARIES  # 100 records hold a secret
     assert "made-up secrets" in (tmp_path / "run" / names.CANARIES_FILE).read_text()
+
+
+def test_what_every_release_showed_is_judged_the_last_one_too(tmp_path: Path) -> None:
+    config = parse(unflatten({"clients": 100, "audit.canaries": 40, "privacy.delta": 1e-5}))
+    canaries, draws = canaries_of(config, tmp_path, 100, fresh=True), np.random.default_rng(0)
+    assert canaries is not None
+    seen = []
+    for round in (1, 2, 3):
+        scores = tuple(map(float, draws.normal(0, 1, 40) + canaries.included))
+        seen.append(Observation(round, 0.5, 1.0, 10_000, (1.0,) * 40, scores))
+        note_seen(tmp_path, seen[-1])
+    found = canary_findings(SimpleNamespace(config=config, folder=tmp_path), 100)  # type: ignore[arg-type]
+    whole = audit_canaries(canaries, seen, delta=1e-5)
+    assert found is not None
+    assert (found["canaries"], found["included"]) == (40, int(canaries.included.sum()))
+    assert found["noise"] == asdict(whole.noise)
+    assert found["presence"] == asdict(whole.presence)
+    assert found["noise"] != asdict(audit_canaries(canaries, seen[:-1], delta=1e-5).noise)
 
 
 def test_numbers_are_ranked_among_all_where_digits_are_tokens() -> None:

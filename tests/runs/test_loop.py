@@ -18,6 +18,7 @@ from privacy.randomness.noise import InsecureSeededNoise, InsecureZeroNoise
 from privacy.randomness.sampling import CohortSampler
 from server.run_folder.checkpoint import load_checkpoint
 from server.run_folder.round_record import RoundRecord
+from server.run_folder.telemetry import Telemetry
 from server.runs.commitment import commit_clients, round_sampling
 from strategies.controllers.controller import RunInfo
 from strategies.controllers.dp_lac import DpLac
@@ -199,3 +200,36 @@ def test_the_checkpoint_names_the_ledger_it_belongs_to(start: MakeRun) -> None:
     file.write_text("".join(lines[:-2]))  # an older backup
     with pytest.raises(CorruptRun):
         Ledger.open(file, head)
+
+
+def test_log_and_status_are_the_same_whoever_was_drawn_and_whatever_they_sent(
+    start: MakeRun, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    shown, status = list[str](), Telemetry.status
+    monkeypatch.setattr(Telemetry, "status", lambda self, *said: (shown.append(f"{said}"), status(self, *said))[1])
+    told, sizes = [], []
+    for name, seed, scale in (("one", 3, 1.0), ("other", 4, 1e6)):
+        shown.clear()
+        caplog.clear()
+        cohorts: list[list[int]] = []
+        app, sampler = clients(scale, seen=cohorts), CohortSampler.insecure_from_seed(seed)
+        run, ledger = start(name, settings(3), Fixed(), app=app, sampler=sampler)
+        run.go(ledger)
+        told.append([*shown, *(record.getMessage() for record in caplog.records)])
+        sizes.append([len(cohort) for cohort in cohorts])
+    assert sizes[0] != sizes[1]
+    assert told[0] == told[1]
+    assert any("round 3 of 3" in text for text in told[0])
+
+
+def test_every_release_is_watched_the_last_one_too(start: MakeRun) -> None:
+    run, ledger = start("run", settings(3), Fixed())
+    watched: list[tuple[int, torch.Tensor]] = []
+    with Telemetry(run.folder, tensorboard=False) as telemetry:
+        loop = run.loop(ledger, telemetry)
+        loop.watched = lambda round, release: watched.append((round, release.update.clone()))
+        loop.begin(torch.zeros(LAYOUT.size))
+        loop.run()
+    assert [round for round, _ in watched] == [1, 2, 3]
+    assert torch.equal(watched[-1][1], run.last.release.update)

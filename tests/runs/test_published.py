@@ -1,14 +1,17 @@
 """What a published run tells: of two worlds that differ in one person, nothing but what noisy releases do.
 
 The channel that the guarantee covers is the noisy sum. Here it is cut, by putting noise of a known key in the sum's
-place: whatever still differs between the folders of two worlds has left on another way.
+place: whatever still differs between the folders of two worlds has left on another way. Log and status, which stay
+with the run's owner, are the same too, unless a unit raises, and quote no record in any case.
 """
 
 import hashlib
 import html
 import itertools
 import json
+import logging
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer.main
@@ -27,11 +31,13 @@ from client.record_level.dp_sgd import PrivateSgd
 from client.worker import Worker
 from privacy import mechanism
 from privacy.errors import CorruptRun
+from privacy.randomness.sampling import CohortSampler
 from server.config.load import flatten, unflatten
 from server.config.schema import RunConfig
 from server.evaluation.finished import read_finished
 from server.evaluation.published import CannotPublish, publish
-from server.run_folder.names import new_run_folder
+from server.run_folder.names import TIMES_FILE, new_run_folder
+from server.run_folder.telemetry import Telemetry
 from server.run_folder.verify import verify_run
 from server.runs.phase_config import parse_phases
 from simulations.cli.app import app
@@ -51,6 +57,7 @@ WORLDS: dict[str, str] = {
     "another script": "痛み止めを飲みましたか？ هل تناولت الدواء؟",
     "malformed": "\u200b\u202e\x07 {'role': 'user'} [SEP] </s> \ud7ff",
     "one character": "a",
+    "empty": "",
     "slow": "an ordinary text",
     "raising": "an ordinary text",
 }
@@ -80,12 +87,16 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "phases": {"task": "causal-lm", "privacy.epsilon": 10.0},
 }
+ROUNDS = 24
+"""Of the attack by times."""
 PHASES = [
     {"kind": "private", "name": "level", "steps": 2, "batch-size": 16, "noise-multiplier": 3.0},
     {"kind": "private", "name": "rising", "steps": 2, "batch-size": 16, "controller": "rise-reset"},
 ]
 WHOLE = ("clients, classification", "records, language model")
-"""Kinds that are tried in every world."""
+"""Kinds that are tried in every world; the others by night."""
+SECRET = "quoted from a record"
+"""In what a unit raises."""
 
 
 def write_records(path: Path, said: str) -> Path:
@@ -93,7 +104,9 @@ def write_records(path: Path, said: str) -> Path:
     rows = []
     for number in range(40):
         person = f"person {number // 2}"
-        text = f"{'ab'[number % 2] * 4} number {number}?" if person != PERSON else f"{said} {number}"
+        text = f"{'ab'[number % 2] * 4} number {number}?"
+        if person == PERSON:  # whose second text is left out where nothing is said: a file names nobody without any
+            text = f"{said} {number}" if said or number % 2 == 0 else ""
         answers = {"completion": "Yes." * (1 + number % 3), "chosen": f"Yes, {text}", "rejected": f"No, {text}"}
         rows.append({"who": person, "prompt": text, **answers, "side": number % 2})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -140,7 +153,7 @@ def behave_badly(world: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             if 3 in units(*given):
                 worked.append(3)
                 if world == "raising":
-                    raise RuntimeError("this unit cannot be trained on")
+                    raise RuntimeError(SECRET)
                 time.sleep(0.2)
             return work(self, *given)
 
@@ -152,7 +165,7 @@ def behave_badly(world: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return worked
 
 
-def train(place: Path, kind: str, said: str) -> Path:
+def train(place: Path, kind: str, said: str, **further: Any) -> Path:
     """The folder of a run on the records of a world."""
     place.mkdir()
     how = dict(KINDS[kind])
@@ -173,6 +186,7 @@ def train(place: Path, kind: str, said: str) -> Path:
         "rounds": 3,
         **(people if unit == "client" else records),
         **how,
+        **further,
     }
     base = "random:bert" if task == "classification" else "random:llama"
     folder = place / "run"
@@ -199,27 +213,56 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "secure sums")) for kind in KINDS]
-)
+def cells() -> list[Any]:
+    """Kinds and the worlds that each is tried in: by day two of them or all, by night the others."""
+    found = []
+    for kind, told in KINDS.items():
+        # A record without any text is none, and whether it is there changes the public number of records.
+        every = [name for name in WORLDS if name != "empty" or told.get("unit") == "client"]
+        short = every if kind in WHOLE else ["enormous", "raising"]
+        for names, time_of_day in ((short, "day"), ([name for name in every if name not in short], "night")):
+            late = [pytest.mark.nightly] * (time_of_day == "night" or kind == "secure sums")
+            found += [pytest.param(kind, names, marks=late, id=f"{kind}, {time_of_day}")] if names else []
+    return found
+
+
+@pytest.mark.parametrize(("kind", "names"), cells())
 def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
-    kind: str, tmp_path: Path, cut_channel: Callable[[], None]
+    kind: str,
+    names: list[str],
+    tmp_path: Path,
+    cut_channel: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def world(name: str, said: str) -> dict[str, tuple[int, int, str]]:
+    caplog.set_level(logging.INFO)
+    shown, status = list[str](), Telemetry.status
+    monkeypatch.setattr(Telemetry, "status", lambda self, *said: (shown.append(f"{said}"), status(self, *said))[1])
+
+    def world(name: str, said: str) -> tuple[dict[str, tuple[int, int, str]], str]:
         cut_channel()
+        caplog.clear()
+        shown.clear()
         run = read_finished(train(tmp_path / name, kind, said))
         publish(run, made(tmp_path / f"published {name}"))
         assert verify_run(tmp_path / f"published {name}").statement() == run.statement
-        return content(tmp_path / f"published {name}")
+        told = "\n".join([*shown, *(record.getMessage() for record in caplog.records)])
+        told = re.sub(r"\b[0-9.]+ s\b", "SECONDS", told.replace(str(tmp_path / name), "PLACE"))
+        return content(tmp_path / f"published {name}"), told
 
-    one = world("one", "an ordinary text")
-    for name in WORLDS if kind in WHOLE else ("enormous", "raising"):
+    one, told = world("one", "an ordinary text")
+    assert "completed" in told
+    for name in names:
         with pytest.MonkeyPatch.context() as patch:
             worked = behave_badly(name, patch)
-            other = world(name, WORLDS[name])
+            other, said = world(name, WORLDS[name])
         assert one == other, name
         assert worked or name not in ("slow", "raising")
-    assert content(tmp_path / "one" / "run") != content(tmp_path / "enormous" / "run"), "the worlds are the same"
+        assert told == said or name == "raising"
+        assert SECRET not in said
+        assert "number 3" not in said
+        own = content(tmp_path / name / "run")
+        assert content(tmp_path / "one" / "run") != own or name in ("slow", "raising"), "the worlds are the same"
 
 
 @pytest.mark.nightly  # one to three minutes
@@ -346,5 +389,47 @@ def test_what_cannot_be_verified_by_others_is_not_published(run_folder: Path, tm
 
 def test_a_run_folder_and_prepared_data_are_their_owners(run_folder: Path, tmp_path: Path) -> None:
     cache = run_folder.parent / "cache"
-    for folder in (new_run_folder(RunConfig(output=str(tmp_path / "runs"))), cache, *cache.iterdir()):
+    inside = [path for path in cache.iterdir() if path.is_dir()]
+    for folder in (new_run_folder(RunConfig(output=str(tmp_path / "runs"))), cache, *inside):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_times_of_published_files_do_not_tell_who_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack that was found: work on one unit takes long, and a release comes later where it was drawn."""
+    drawn: list[bool] = []
+    draw = CohortSampler.draw
+
+    def watched(sampler: CohortSampler, *given: Any, **named: Any) -> Any:
+        cohort = draw(sampler, *given, **named)
+        drawn.append(3 in cohort.ids)
+        return cohort
+
+    clock = itertools.count(0.0, 1.0).__next__  # a second between two looks, ten where the unit was worked on
+    monkeypatch.setattr(CohortSampler, "draw", watched)
+    monkeypatch.setattr("server.runs.loop.time", SimpleNamespace(monotonic=clock))
+    nine = SimpleNamespace(sleep=lambda _: [clock() for _ in range(9)])
+    monkeypatch.setattr(sys.modules[__name__], "time", nine)
+    behave_badly("slow", monkeypatch)
+    run = train(tmp_path / "world", "clients, classification", "an ordinary text", rounds=ROUNDS)
+    publish(read_finished(run), made(tmp_path / "published"))
+    coins = np.array(drawn[-ROUNDS:])
+    own = [json.loads(line) for line in (run / TIMES_FILE).read_text().splitlines()]
+    seconds = np.array([line["seconds"] for line in own if line["phase"] == "round"])
+    assert area(seconds, coins) == 1.0, "the owner's times tell"
+    lines = [json.loads(line)["body"] for line in (tmp_path / "published" / "ledger.jsonl").read_text().splitlines()]
+    charged, released = (
+        np.array([datetime.fromisoformat(body[key]).timestamp() for body in lines if key in body][-ROUNDS:])
+        for key in ("debited_at", "released_at")
+    )
+    found = area(charged[1:] - released[:-1], coins[1:])
+    error = float(np.sqrt(ROUNDS / (12 * coins[1:].sum() * (~coins[1:]).sum())))
+    assert abs(found - 0.5) <= error
+    print(
+        f"AUC by times of {ROUNDS} rounds: {area(seconds, coins):.2f} the owner's, {found:.2f} +- {error:.2f} published"
+    )
+
+
+def area(scores: np.ndarray, coins: np.ndarray) -> float:
+    """AUC: the share of pairs of a round with the unit and one without in which the first has the larger score."""
+    differences = scores[coins][:, None] - scores[~coins][None, :]
+    return float((differences > 0).mean() + (differences == 0).mean() / 2)

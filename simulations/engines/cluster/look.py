@@ -74,7 +74,7 @@ def check_nodes(config: RunConfig, address: str, folder: Path, actor: Mapping[st
 @contextmanager
 def _marked(folder: Path) -> Iterator[Path]:
     """A file of a new name in a folder, for as long as the nodes look for it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    durable.new_folder(folder)
     marker = folder / f".seen-by-nodes-{os.getpid()}-{os.urandom(4).hex()}"
     durable.write(marker, "")
     try:

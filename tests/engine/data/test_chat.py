@@ -76,6 +76,16 @@ def test_answers_are_found_where_the_template_marks_them(
     assert learnt == "".join((answer.strip() if name == "llama-3" else answer) + end for answer in answers)
 
 
+@pytest.mark.parametrize("template", [plain(CHATML), marked(CHATML)], ids=["plain", "marked"])
+def test_no_log_tells_how_long_a_conversation_is(template: str, caplog: pytest.LogCaptureFixture) -> None:
+    fresh: Any = copy.deepcopy(byte_tokenizer())
+    fresh.deprecation_warnings.clear()  # it would say so once
+    long = to_text([{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "no"}])
+    assert len(chat.render(fresh, long, template).tokens) > fresh.model_max_length
+    assert len(chat.prompt(fresh, from_text(long)[:1], template)) > fresh.model_max_length
+    assert caplog.text == ""
+
+
 def test_nothing_is_doubled(tokenizer: PreTrainedTokenizerBase) -> None:
     found = chat.render(tokenizer, to_text(TALK), plain(LLAMA3))
     assert found.tokens.count(tokenizer.bos_token_id) == 1

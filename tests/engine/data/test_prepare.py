@@ -14,6 +14,7 @@ from client.data.prepare import prepare
 from client.data.prepared import PARTS, PreparedData
 from client.data.spec import DataSpec
 from client.models.base import load_tokenizer
+from privacy import durable
 
 
 @pytest.fixture
@@ -71,7 +72,19 @@ def test_second_call_opens_and_other_settings_build_anew(spec):
     assert (first.folder / "meta.json").stat().st_mtime_ns == stamp
     for change in ({"seed": 6}, {"max_length": 64}, {"clients": 11}, {"dirichlet_alpha": 2.0}):
         assert prepare(spec.replace(**change)).folder != first.folder
-    assert [entry.name for entry in first.folder.parent.iterdir() if entry.name.startswith(".")] == []
+    hidden = [entry.name for entry in first.folder.parent.iterdir() if entry.name.startswith(".")]
+    assert hidden == [durable.NAMES_KEY]
+
+
+def test_whoever_guesses_the_records_cannot_tell_by_the_name_of_their_folder(spec, tmp_path):
+    first, elsewhere = prepare(spec), prepare(spec.replace(cache=str(tmp_path / "elsewhere" / "cache")))
+    assert first.meta == elsewhere.meta
+    assert first.folder.name != elsewhere.folder.name
+    digests = [first.meta["digest"], first.meta["source"], *first.meta["files"].values()]
+    assert not [digest for digest in digests if digest[:8] in first.folder.name]
+    assert (first.folder.parent / durable.NAMES_KEY).stat().st_mode & 0o777 == 0o600
+    for folder in (first.folder, elsewhere.folder, elsewhere.folder.parent, elsewhere.folder.parent.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_changed_generator_does_not_find_the_old_data(spec, monkeypatch):
@@ -103,7 +116,7 @@ def test_two_processes_may_build_at_once(spec):
     assert [process.exitcode for process in running] == [0, 0]
     assert len(folders) == 1
     assert PreparedData.open(folders.pop(), verify=True).num_clients == 12
-    assert len(list(Path(spec.cache).iterdir())) == 1
+    assert len(list(Path(spec.cache).glob("*/meta.json"))) == 1
 
 
 def test_losing_the_race_to_build_takes_the_winners_data(spec, monkeypatch):
@@ -111,14 +124,14 @@ def test_losing_the_race_to_build_takes_the_winners_data(spec, monkeypatch):
 
     write = preparing._write
 
-    def slower(folder, spec, tokenizer):
+    def slower(*given):
         monkeypatch.setattr(preparing, "_write", write)
         prepare(spec)  # another process finishes in between
-        write(folder, spec, tokenizer)
+        write(*given)
 
     monkeypatch.setattr(preparing, "_write", slower)
     assert prepare(spec).num_clients == 12
-    assert len(list(Path(spec.cache).iterdir())) == 1
+    assert len(list(Path(spec.cache).glob("*/meta.json"))) == 1
 
 
 def test_damaged_cache_is_refused(spec):

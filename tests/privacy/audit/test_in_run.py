@@ -103,6 +103,17 @@ def test_the_last_model_gives_an_estimate_that_notices_a_tenth_of_the_noise() ->
     assert audit_canaries(few, seen, delta=1e-5).one_shot is None
 
 
+def test_every_canary_of_every_release_is_judged() -> None:
+    seen = observations(7)
+    found = audit_canaries(CANARIES, seen, delta=1e-5)
+    assert found.included == tuple(map(bool, CANARIES.included))
+    assert found.scores == tuple(map(float, log_likelihood_ratios(seen)))
+    assert found.guesses <= len(found.scores) == CANARIES.count
+    without_last = audit_canaries(CANARIES, seen[:-1], delta=1e-5)
+    assert all(a != b for a, b in zip(found.scores, without_last.scores, strict=True))
+    assert found.noise != without_last.noise
+
+
 def test_without_noise_nearly_all_coins_are_guessed() -> None:
     found = audit_canaries(CANARIES, observations(2, noise=0.01), delta=1e-5)
     assert found.correct > 0.95 * found.guesses

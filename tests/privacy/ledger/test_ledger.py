@@ -3,6 +3,9 @@
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -320,6 +323,25 @@ def test_replay_equals_memory(path: Path) -> None:
         assert again.run_id == "run-7"
         assert [charge.released_at is None for charge in again.charges] == [False, False, False, True]
         spend(again, event(2.0, round=3))
+
+
+def test_what_another_process_charged_is_spent_in_this_one(path: Path) -> None:
+    """As after a restart: nothing of the ledger is remembered but what its file says."""
+    child = f"""
+from pathlib import Path
+from tests.privacy.ledger.test_ledger import RUN, Ledger, event, spend
+with Ledger.create(Path({str(path)!r}), RUN) as ledger:
+    spend(ledger, event(2.0), event(2.0, round=1))
+    ledger.charge(event(2.0, round=2))
+    ledger.stamp_not_private("a test double made the noise")
+"""
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", child], cwd=root, check=True, env={**os.environ, "PYTHONPATH": str(root)})
+    with Ledger.open(path) as ledger:
+        assert [one.round for one in ledger.events] == [0, 1, 2]
+        assert [charge.released_at is None for charge in ledger.charges] == [False, False, True]
+        assert (ledger.steps_left("round"), ledger.attempts("round", 2)) == (2, 1)
+        assert ledger.not_private == "a test double made the noise"
 
 
 def test_a_charge_tells_its_price_and_its_day(path: Path) -> None:

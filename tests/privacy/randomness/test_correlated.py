@@ -74,6 +74,20 @@ def paid(tmp_path):
         yield ledger
 
 
+def test_noise_after_a_restart_begins_anew_and_says_so(paid):
+    drawn = []
+
+    def normals(length):
+        drawn.append(length)
+        return np.ones(length)
+
+    noise = CorrelatedNoise(Banded(COEFFICIENTS), normals)
+    assert noise.correlation(replace(SAMPLING, turn=6), paid).since == 6
+    assert (noise.draw([(1.0, 3)]) == round(2.0**40 / COEFFICIENTS[0])).all()
+    assert drawn == [3], "nothing is drawn for turns of the process before"
+    assert noise.correlation(replace(SAMPLING, turn=7), paid).since == 6
+
+
 class TestNoise:
     @pytest.mark.parametrize("restarts", [(), (6,)])
     def test_the_covariance_of_all_sums_is_that_of_the_strategy(self, restarts, paid):
