@@ -87,6 +87,13 @@ class Source:
     population: int
 
     @staticmethod
+    def of(data: PreparedData, unit: str) -> "Source":
+        """Find the units of a simulation, or of one site, by what is protected: client, record or group."""
+        if unit == "client":
+            return Source.of_clients(data, data.label_names)
+        return Source.of_records(data.train, data.label_names, grouped=unit == "group")
+
+    @staticmethod
     def of_clients(data: "PreparedData | OwnData", labels: tuple[str, ...], population: int = 0) -> "Source":
         """Units that are clients: of a simulation, or of a node with many."""
         records, stops = (data.train, data.stops) if isinstance(data, PreparedData) else (data.records, data.stops)

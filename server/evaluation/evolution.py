@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from client.data.records import Records
+from client.data.records import MOST_AT_ONCE, Records
 from client.generation import text_of
 from client.models.lora import LoraSpec, adapter_layout
 from client.models.targets import targets_of
+from client.record_level.statistics import Source
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from privacy import durable
 from privacy.accountants import floor_commitment
@@ -41,7 +42,6 @@ from privacy.ledger.statement import privacy_statement
 from privacy.mechanism import charged_release
 from privacy.randomness.sampling import CohortSampler
 from server.config.schema import RunConfig
-from server.evaluation.statistics import MOST_AT_ONCE, Source
 from server.evaluation.synthetic import TEXTS_FILE, write_card
 from server.run_folder.names import LEDGER_FILE, PRIVACY_FILE
 
@@ -144,8 +144,8 @@ def evolve(
     tokenizer = synthesiser.tokenizer
     tell(f"writing the first {evolution.samples:,} texts")
     texts = synthesiser.initial(adapter)
-    tell(f"embedding {len(source.data.train):,} records")
-    private = embed(_decoded(tokenizer, source.data.train))
+    tell(f"embedding {len(source.records):,} records")
+    private = embed(_decoded(tokenizer, source.records))
     paid = evolution.commitment
     with debited_ledger(None, lambda: Ledger.create(folder / LEDGER_FILE, paid), account, paid) as ledger:
         durable.write(folder / PRIVACY_FILE, json.dumps(privacy_statement(ledger), indent=2) + "\n")

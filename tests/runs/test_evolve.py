@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,13 @@ from typer.testing import CliRunner
 
 from client.data.records import Records
 from client.models.base import load_base
+from client.record_level.statistics import Source
 from client.record_level.synthetic_texts import Synthesis
 from privacy.accountants import epsilon
 from privacy.ledger.ledger import Ledger
 from server.config.load import parse
 from server.evaluation import evolution
 from server.evaluation.evolution import evolve, nearest, price_votes, public_writer, vote_rows
-from server.evaluation.statistics import Source
 from simulations.cli.app import app
 from tests.cases.finished_runs import records
 
@@ -31,8 +30,7 @@ def source_of(texts: list[str], each: int = 1) -> Source:
     _, tokenizer = load_base("random:llama", "causal-lm")
     train = Records.from_lists([tokenizer(text)["input_ids"] for text in texts])
     starts = np.arange(0, len(texts), each)
-    data: Any = SimpleNamespace(train=train)
-    return Source(data, np.arange(len(texts)), starts, starts + each)
+    return Source(train, (), np.arange(len(texts)), starts, starts + each, len(starts))
 
 
 def by_letters(texts: Any) -> torch.Tensor:
@@ -49,7 +47,7 @@ def config(**changed: Any) -> Any:
 
 def test_a_row_of_votes_is_no_longer_than_one_and_a_units_own() -> None:
     source = source_of(["a", "b", "b", "c", "d", "a"], each=3)
-    empty = Source(source.data, source.order, np.array([0, 3, 3]), np.array([3, 3, 6]))
+    empty = Source(source.records, (), source.order, np.array([0, 3, 3]), np.array([3, 3, 6]), 3)
     rows = vote_rows(empty, np.array([0, 1, 1, 2, 3, 0]), range(3), 4)
     assert rows.tolist() == [[1 / 3, 2 / 3, 0, 0], [0, 0, 0, 0], [1 / 3, 0, 1 / 3, 1 / 3]]
     assert (np.linalg.norm(rows, axis=1) <= 1).all()

@@ -6,7 +6,8 @@ is a simulated one (sites with noise of their own, or secure sums), else over th
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from privacy import durable
 from privacy.errors import AccountRefused
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
-from server.run_folder.names import ANSWERS_FILE, CLIENTS_FILE, LEDGER_FILE, write_config
+from server.run_folder.names import ANSWERS_FILE, CLIENTS_FILE, LEDGER_FILE, QUESTION_FILE, write_config
 from simulations.cli.exits import FAILED, end_on_signals, fail, refusals
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, check_trust, control
 from simulations.engines.flower import RunFailed
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from client.record_level.statistics import Source
     from privacy.ledger.place import At
     from server.asking import Target
+
+Consent = Callable[[str], None]
+"""Tells a price, and returns if it may be spent."""
 
 
 def ask_command(
@@ -60,15 +64,15 @@ def ask_command(
         run = ask(preset, settings or [], {}, here, data or here).run
         place = (folder or Path(run.output) / f"ask-{run.name}").absolute()
         if not (place / ANSWERS_FILE).is_file():
-            if (place / LEDGER_FILE).exists():
+            if begun := [name for name in (LEDGER_FILE, QUESTION_FILE) if (place / name).exists()]:
                 raise ValueError(
-                    f"{place / LEDGER_FILE}: its answers were paid for and lost; --folder OTHER asks again, and "
+                    f"{place / begun[0]}: its answers were paid for and lost; --folder OTHER asks again, and "
                     "costs as much again"
                 )
             from server.asking import Target, refuse_unanswerable
 
             target = Target(epsilon, delta or run.privacy.delta)
-            consent = Consent(yes, as_json)
+            consent = partial(agree, yes=yes, quiet=as_json)
             if not node and (run.is_deployed or run.several_sites or run.noise_shares is not None):
                 refuse_unanswerable(run)
                 if run.is_deployed:
@@ -78,16 +82,6 @@ def ask_command(
                 _ask_here(run, place, target, consent, node)
         found = json.loads((place / ANSWERS_FILE).read_text())
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(_page(found, preset)))
-
-
-class Consent:
-    """How somebody agrees to a price: by ``--yes``, or when asked."""
-
-    def __init__(self, yes: bool, quiet: bool) -> None:
-        self.yes, self.quiet = yes, quiet
-
-    def __call__(self, price: str) -> None:
-        agree(price, yes=self.yes, quiet=self.quiet)
 
 
 def _ask_here(run: RunConfig, place: Path, target: "Target", consent: Consent, node: str) -> None:
@@ -114,10 +108,7 @@ def _simulated(run: RunConfig) -> "Source":
     from server.evaluation.statistics import uncut
     from server.runs.assembly import data_spec
 
-    data = prepare(data_spec(uncut(run)))
-    if run.privacy.unit == "client":
-        return Source.of_clients(data, data.label_names)
-    return Source.of_records(data.train, data.label_names, grouped=run.privacy.unit == "group")
+    return Source.of(prepare(data_spec(uncut(run))), run.privacy.unit)
 
 
 def _of_node(run: RunConfig, text: str, target: "Target") -> "tuple[Source, At | None]":

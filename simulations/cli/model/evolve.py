@@ -56,14 +56,14 @@ def evolve_command(
         if run.model.task != "causal-lm":
             raise ValueError(f"model.task = {run.model.task!r}: votes are for whole texts; set model.task=causal-lm")
         from client.data.prepare import prepare
+        from client.record_level.statistics import Source
         from client.record_level.synthetic_texts import Synthesis
         from server.config.account import account_of, check_account
         from server.evaluation.evolution import evolve, price_votes, public_writer, sentence_embedding
-        from server.evaluation.statistics import Source
         from server.runs.assembly import data_spec
 
         synthesis = Synthesis(samples, run.model.max_length, tuple(openings.split("|")), form=form)
-        source = Source.of(run, prepare(data_spec(run)))
+        source = Source.of(prepare(data_spec(run)), run.privacy.unit)
         price = price_votes(source, run, epsilon, delta or run.privacy.delta, samples=samples, generations=generations)
         check_account(run, [price.commitment])
         agree(price.price, yes=yes)
