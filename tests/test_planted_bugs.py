@@ -1,6 +1,7 @@
 """The bugs that tests are measured by: each has its place in the code of now, and was caught there when last tried."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -31,6 +32,21 @@ def test_every_bug_was_tried_and_none_survives() -> None:
     results = json.loads(BUGS.with_suffix(".json").read_text(encoding="utf-8"))["bugs"]
     assert results.keys() == {bug.name for bug in ALL}
     assert all(found["now"]["verdict"] == "caught" for found in results.values())
+
+
+def test_the_page_names_bugs_and_the_tests_that_notice_them() -> None:
+    page = (ROOT / "docs" / "results" / "guarantee.md").read_text(encoding="utf-8")
+    rows = [
+        line for line in page.partition("## Planted bugs")[2].partition("\n## ")[0].splitlines() if "`test_" in line
+    ]
+    tests = {bug.name: {test.partition("::")[0].rpartition("/")[2] for test in bug.now.tests} for bug in ALL}
+    assert len(rows) == 9
+    for row in rows:
+        _, kind, bugs, noticed, *_ = row.split("|")
+        named = re.findall("`([^`]+)`", bugs)
+        assert named, kind
+        assert set(re.findall("`([^`]+)`", noticed)) <= set().union(*(tests[name] for name in named)), kind
+        assert all(tests[name] & set(re.findall("`([^`]+)`", noticed)) for name in named), kind
 
 
 def tiers() -> list[Any]:
