@@ -145,7 +145,7 @@ def test_the_page_ends_with_a_command_that_is_one() -> None:
         (["--agreement", "0.1", "--like", "."], "not both"),
         (
             ["--set", "strategy.controller=fixed", "--set", "privacy.noise-correlation=banded"],
-            "correlate it afterwards",
+            "then see --correlated",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_several_sites_are_planned_one_by_one() -> None:
             ["site-quickstart", "--set", "site.sampling-level=example", "--clients", "9000"],
             "drawn whole",
         ),
-        (["site-quickstart", "--correlated"], "got privacy.unit = 'group:"),
+        (["site-quickstart", "--correlated"], "got privacy.unit = 'group'"),
         (["secure-sums", "--correlated"], "privacy.trust = 'secagg'"),
     ],
 )
