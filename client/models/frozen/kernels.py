@@ -242,8 +242,6 @@ def _packed(weight: Tensor) -> Tensor:
     refused = weight.dtype == torch.bfloat16 and not _multiplies_bf16()
     if weight.device.type != "cpu" or vocabulary or refused or not has_fast_onednn():
         return weight
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return weight  # a CPU with AVX2 alone: oneDNN has no order for it, and raises
     return torch.ops.mkldnn._reorder_linear_weight(weight, BLOCK)  # type: ignore[no-any-return]
 
 
