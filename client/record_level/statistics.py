@@ -123,7 +123,7 @@ class Source:
 
 
 def price(population: int, unit: str, labels: tuple[str, ...], epsilon: float, delta: float) -> Question:
-    """The questions with the noise that their target takes; nothing is spent. ValueError where no noise keeps the target."""
+    """The questions with the noise that their target takes; nothing is spent. ValueError where none keeps it."""
     commitment, z = floor_commitment(epsilon, delta, Poisson(1.0, population, unit), 1, label=ACTION)
     return Question(commitment, z, labels)
 
