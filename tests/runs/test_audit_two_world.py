@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,18 @@ from privacy import mechanism
 from privacy.audit import two_world as audit
 from privacy.clipping.norms import FlatClip, PerAdapterClip
 from privacy.clipping.subspace import SubspaceClip
+from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Plan
 from privacy.ledger.ledger import Ledger
-from privacy.randomness.noise import DiscreteGaussianNoise, InsecureZeroNoise
+from privacy.randomness.noise import DiscreteGaussianNoise, GaussianNoise, InsecureZeroNoise
+from server.config.load import load
 from simulations.benchmarks.privacy import planted_bugs
 from simulations.benchmarks.privacy.planted_bugs import BOUND, CANARY, DIM, ROWS, Parts, Z
+from simulations.presets.load import preset_files
+from strategies import CONTROLLERS
+from strategies.controllers.controller import PublicSignals, RunInfo
+from strategies.plugins import build
 
 REAL = Parts()
 
@@ -199,3 +206,45 @@ class TestTheTestItself:
             audit.two_world(lambda rows: rows.sum(dim=0) * float("nan"), ROWS, CANARY, noise_multiplier=Z)
         with pytest.raises(ValueError, match="release must return 64 numbers"):
             audit.two_world(lambda rows: rows[:, :3].sum(dim=0), ROWS, CANARY, noise_multiplier=Z)
+
+
+def planned_by_presets() -> list[Any]:
+    """Of every preset the plan of its first release under its controller, for an update of two halves, at Z."""
+    found = {}
+    for name, file in preset_files().items():
+        if file.parent.name == "phases":  # their phases are planned by controllers that other presets have too
+            continue
+        config = load(file)
+        controller: Any = build("", CONTROLLERS, config.strategy.controller, config.strategy.controller_options)
+        info = RunInfo(config.rounds, ((DIM // 2, DIM // 2),), planted_bugs.SAMPLING, (Z,) * config.rounds)
+        public = PublicSignals(0, 0.7)
+        plan = controller.plan(controller.init(info, public), info, 0 if controller.initial(info.sampling) else 1)
+        unit = "client" if config.privacy.unit == "client" else "record"
+        found.setdefault((unit, repr(plan)), pytest.param(plan, id=f"{name}, {unit}"))
+    return list(found.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("plan", planned_by_presets())
+def test_the_release_of_every_preset_keeps_its_claim_and_a_quarter_of_its_noise_would_not(plan: Plan) -> None:
+    """Power: the audit refutes, half of the time, whatever moves by more than ``detectable_mu``."""
+
+    def units(rows: Tensor) -> Units:
+        votes = torch.zeros(len(rows), dtype=torch.int64)
+        return Units(rows, losses=torch.zeros(len(rows), dtype=torch.float64), votes=votes)
+
+    class Quarter(GaussianNoise):
+        def draw(self, blocks: Any) -> Tensor:
+            return super().draw([(multiplier / 4, length) for multiplier, length in blocks])
+
+    path = dataclasses.replace(REAL, plan=plan, units=units)
+    width = len(path.new_run()(ROWS))
+    update = CANARY if plan.clip.dim else CANARY[:0]
+    answers = torch.eye(width - len(update))[0] if plan.clip.dim == 0 else torch.zeros(width - len(update))
+    direction = torch.cat([update, answers])  # the first bin of a vote, where nothing else is released
+    right = path.audit(direction=direction)
+    assert right.passed
+    claim = 1 / plan.effective_noise_multiplier
+    assert audit.detectable_mu(claim) < 4 * claim
+    wrong = dataclasses.replace(path, noise=Quarter).audit(direction=direction)
+    assert not wrong.passed
