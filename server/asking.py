@@ -51,7 +51,7 @@ from strategies.messages.own_clients import JoinRequest, planned_draws
 
 @dataclass(frozen=True)
 class Target:
-    """The privacy loss that the answers may cost each unit."""
+    """The most that the answers may cost each unit."""
 
     epsilon: float
     delta: float

@@ -86,7 +86,7 @@ class Records:
         )
 
     def share_row(self, classes: int) -> np.ndarray:
-        """The row of one unit with these records for the questions, float64: each of its parts sums to at most 1.
+        """Describe these records as those of one unit, float64: each of the parts sums to at most 1.
 
         The bin that the number of its records lies in; the share of them in every bin of length; with `classes` labels
         the share with each.

@@ -1,4 +1,4 @@
-"""Answers of the units of one site about their records, in public bins: priced, charged to its ledger, released.
+"""Statistics of the private units of one site, in public bins: priced, charged to a ledger of its own, released.
 
 A unit (a client, or what a site protects) brings one row (:meth:`client.data.records.Records.share_row`) of two or
 three parts, each of which sums to at most 1, so that it is no longer than the square root of 3. The rows of all units
@@ -123,7 +123,7 @@ class Source:
 
 
 def price(population: int, unit: str, labels: tuple[str, ...], epsilon: float, delta: float) -> Question:
-    """The questions with the noise that their target takes; nothing is spent. ValueError where none keeps it."""
+    """Price the three questions; nothing is spent. ValueError where no noise keeps the target."""
     commitment, z = floor_commitment(epsilon, delta, Poisson(1.0, population, unit), 1, label=ACTION)
     return Question(commitment, z, labels)
 
