@@ -80,15 +80,13 @@ class PlannedRelease:
     @property
     def label(self) -> str:
         """The release's name in the ledger."""
-        if self.asks:
-            return "ask"
-        return "evaluation" if self.measures else "round" if self.round else "histogram"
+        return "ask" if self.asks else "evaluation" if self.measures else "round" if self.round else "histogram"
 
     @property
     def event(self) -> ReleaseEvent:
         """The event that the ledger is asked to pay."""
-        components = self.plan.components()
-        return ReleaseEvent(self.label, self.round, self.sampling, components, self.noise_shares, self.correlation)
+        parts = self.plan.components()
+        return ReleaseEvent(self.label, self.round, self.sampling, parts, self.noise_shares, self.correlation)
 
     def release(self, total: Contribution, cohort: Cohort, ledger: Ledger, noise: Noise | None) -> Release:
         """Charge the ledger and release the cohort's sum, see :func:`privacy.mechanism.charged_release`.
@@ -230,14 +228,7 @@ class ServerUpdate:
         expect("optimizer", self.optimizer, "init", state, dict, "a dict of tensors, empty where there is no state")
         return ServerState(round, adapter, adapter, state, controller)
 
-    def after(
-        self,
-        state: ServerState,
-        release: Release,
-        part: TrainedSubset,
-        round: int,
-        scale: float,
-    ) -> ServerState:
+    def after(self, state: ServerState, release: Release, part: TrainedSubset, round: int, scale: float) -> ServerState:
         """Adapter, served adapter and optimizer state after the release of ``round``, which trained ``part``."""
         std = release.plan.noise_std(release.expected_units) * release.loudness
         return self.apply_update(state, release.update, std, part, round, scale)
