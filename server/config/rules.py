@@ -272,7 +272,7 @@ RULES = (
     _by_examples(
         "site.records-per-unit",
         lambda c: 1 <= c.site.records_per_unit <= MOST_RECORDS_PER_UNIT,
-        "in 1..{MOST_RECORDS_PER_UNIT}: it is what the noise of a unit is for",
+        f"in 1..{MOST_RECORDS_PER_UNIT}: it is what the noise of a unit is for",
     ),
     _by_examples("audit.canaries", lambda c: not c.audit.canaries, "0: canaries take the places of units"),
     Rule(

@@ -247,7 +247,7 @@ def test_a_node_that_knows_no_authority_does_nothing(settings: dict[str, Any], n
 
 def test_every_handler_of_the_client_asks_for_the_signature(node: Context) -> None:
     kinds = [name for name in app._registered_funcs if name != "query"]
-    assert len(kinds) == 9
+    assert len(kinds) == 10
     for kind in kinds:
         with pytest.raises(NodeFailed, match="NotInstructed"):
             app(message=sent(asked(kind=kind.removesuffix(".default"))), context=node)

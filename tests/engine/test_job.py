@@ -54,6 +54,7 @@ JOB = Job(
     canaries=2,
     first_canary=5,
     canary_key="audit/canaries.key",
+    asks=True,
 )
 
 
