@@ -136,7 +136,7 @@ def test_an_interrupt_stops_everything(lacquer):
         assert len(ledger.events) >= 2
 
 
-@pytest.mark.parametrize("engine", ["flower", "inprocess"])
+@pytest.mark.parametrize("engine", ["flower", pytest.param("inprocess", marks=pytest.mark.nightly)])
 def test_a_killed_launcher_leaves_no_process(lacquer, engine):
     run = lacquer("--set", "rounds=1000", "--engine", engine)
     run.wait_for_round(1)
@@ -148,6 +148,7 @@ def test_a_killed_launcher_leaves_no_process(lacquer, engine):
     assert run.living() == []
 
 
+@pytest.mark.nightly
 def test_sigterm_stops_a_run_in_process(lacquer):
     run = lacquer("--set", "rounds=1000", "--engine", "inprocess")
     run.wait_for_round(1)

@@ -58,7 +58,7 @@ def interrupt_twice(run: Lacquer, gap: float) -> None:
 
 
 @pytest.mark.parametrize("engine", ["inprocess", pytest.param("flower", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("gap", [0.01, 2.0])
+@pytest.mark.parametrize("gap", [0.01, pytest.param(2.0, marks=pytest.mark.nightly)])
 def test_ctrl_c_twice_stops_everything_and_the_run_resumes(tmp_path: Path, engine: str, gap: float) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.replace("rounds = 2", "rounds = 1000"))
     run = Lacquer(tmp_path, "tiny.toml", "--quiet", "--engine", engine)

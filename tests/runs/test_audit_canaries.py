@@ -118,7 +118,7 @@ def of_clients(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("hardly_ever_wrong")
-@pytest.mark.parametrize("controller", ["dp-lac", "quantile"])
+@pytest.mark.parametrize("controller", ["dp-lac", pytest.param("quantile", marks=pytest.mark.nightly)])
 def test_clients_are_canaries_too_whatever_is_asked_of_them(controller: str, tmp_path: Path) -> None:
     table = client_level(tmp_path, strategy={"controller": controller, "aggregation": "ffa"})
     folder = tmp_path / "run"
@@ -243,7 +243,11 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize(("bug", "said"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [BUGS[0], *(pytest.param(*bug, marks=pytest.mark.nightly) for bug in BUGS[1:])],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_every_bug_is_caught_in_a_whole_run(
     bug: Callable[[Patch], None], said: str, tmp_path: Path, base: Path, monkeypatch: Patch
 ) -> None:
@@ -261,8 +265,8 @@ def test_every_bug_is_caught_in_a_whole_run(
     ("bug", "said"),
     [
         (a_quarter_of_the_noise, "noise in the releases"),
-        (no_noise, "noise in the releases"),
-        (clipping_left_out, "one unit moves"),
+        pytest.param(no_noise, "noise in the releases", marks=pytest.mark.nightly),
+        pytest.param(clipping_left_out, "one unit moves", marks=pytest.mark.nightly),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

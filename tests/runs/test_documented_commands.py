@@ -84,7 +84,7 @@ def parts(page: str) -> list[tuple[str, str]]:
 
 
 RUNNABLE = [page for page in PAGES if parts(page)]
-LONG = {f"docs/{page}.md" for page in "tuning record-level audit api chat faults trust planning coming-from".split()}
+LONG = {f"docs/{page}.md" for page in "tuning record-level audit api chat faults trust planning coming-from strategy".split()}
 """Pages of half a minute to two, in the nightly tier."""
 
 SMALL: dict[str, Any] = {

@@ -88,7 +88,9 @@ def logits_of(run: FinishedRun, texts: list[Any]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "llama"])
+@pytest.mark.parametrize(
+    "architecture", ["bert", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("roberta", "llama"))]
+)
 def test_a_classifier_gives_the_runs_logits_where_lacquer_is_not(
     made: MakeRun, architecture: str, tmp_path: Path
 ) -> None:
