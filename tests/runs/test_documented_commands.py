@@ -84,7 +84,8 @@ def parts(page: str) -> list[tuple[str, str]]:
 
 
 RUNNABLE = [page for page in PAGES if parts(page)]
-LONG = {f"docs/{page}.md" for page in "tuning record-level audit api chat faults trust planning coming-from strategy".split()}
+LENGTHY = "tuning record-level audit api chat faults trust planning coming-from strategy"
+LONG = {f"docs/{page}.md" for page in LENGTHY.split()}
 """Pages of half a minute to two, in the nightly tier."""
 
 SMALL: dict[str, Any] = {
