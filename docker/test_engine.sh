@@ -1,4 +1,4 @@
-# Part of container_test.sh, organisations_test.sh and soak_test.sh: what they say and wait for, an engine, a base image, the images.
+# Part of container_test.sh, organisations_test.sh, owners_test.sh and soak_test.sh: what they say and wait for, an engine, a base image, the images.
 #
 # CONTAINERS=auto (skip, in words, where no engine can be had), require, off
 # CONTAINER_CACHE=FOLDER keeps the base image made here for the next time.
