@@ -45,7 +45,7 @@ done
 for i in 1 2 3; do [ "$(left $i)" = "2.0 2.0" ] || die "client-$i debited $(left $i) for two runs"; done
 say "two runs are trained, and every account was debited by both"
 inside executor lacquer deploy /config/organisations.toml --quiet "${RUN[@]}" --set privacy.epsilon=3 >"$WORK/run.log" 2>&1 && die "a run above the policy was taken"
-[ "$(logged client-3 'epsilon-per-run')" -gt 0 ] || { compose logs client-3 | tail -20; die "the policy is not why"; }
+[ "$(logged client-3 'allows an epsilon of at most 2 a run')" -gt 0 ] || { compose logs client-3 | tail -20; die "the policy is not why"; }
 for i in 1 2 3; do [ "$(left $i)" = "2.0 2.0" ] || die "client-$i debited $(left $i) for a refused run"; done
 say "a run above the policies is refused by the nodes, and costs nothing"
 inside executor lacquer ask /config/organisations.toml "${RUN[@]}" --epsilon 1 --folder /runs/asked --yes >"$WORK/ask.log" 2>&1 || { tail -20 "$WORK/ask.log"; die "ask"; }
