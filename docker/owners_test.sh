@@ -21,6 +21,8 @@ for i in 1 2 3; do export CLIENT_${i}_DATA="$WORK/users/client-$i"; done
 
 # --- every owner makes an account and a policy, on its own node ------------------------------------------------------------
 up
+inside executor lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
+await 600 "three nodes are online" online 3
 LIFETIME=(0 7.5 5.5 20)
 for i in 1 2 3; do
   at $i lacquer account create /silo/notes.account --data notes --unit client --epsilon "${LIFETIME[i]}" --delta 0.1 --rule sum \
@@ -34,8 +36,7 @@ P
 done
 export LACQUER_NODE_CONFIG='clients=300 clients-state="/silo/clients" account="/silo/notes.account" account-state="/silo/lacquer" policy="/silo/policy.toml"'
 up
-inside executor lacquer admit >"$WORK/admit.log" || { cat "$WORK/admit.log"; die "admit"; }
-await 600 "three nodes are online" online 3
+await 600 "three nodes are online again" online 3
 say "three nodes are online, each with an account and a policy"
 
 # --- two runs, a question, an evaluation -----------------------------------------------------------------------------------
