@@ -178,9 +178,31 @@ def _plain(situation: "Situation", advice: "Advice") -> dict[str, Any]:
         "cost_limit": situation.limit,
         "recommended": _row(advice.best),
         "why": advice.why,
+        "expected_share": _expected(config, advice),
         "trained": [_row(one) for one in advice.sizes],
         "paces": [_row(one) for one in advice.paces],
     }
+
+
+def _expected(config: "RunConfig", advice: "Advice") -> tuple[float, float] | None:
+    """The share of the way that the recommended choice should cover, where it was measured: language models."""
+    from simulations.planning.signal import expected_share
+
+    return None if config.model.task == "classification" else expected_share(advice.best.signal)
+
+
+def _gain(config: "RunConfig", advice: "Advice") -> str:
+    """Say what the recommended choice should add to public records alone."""
+    expected = _expected(config, advice)
+    if expected is None:
+        return (
+            "What it adds to public records alone is not predicted for classifiers; every run trains on those alone, "
+            "too, and its report begins with the difference."
+        )
+    return (
+        f"Expect {expected[0]:.0%} to {expected[1]:.0%} of the way from public records alone to training without "
+        "noise, as far as a is right and public.warm-start-epochs starts from those records."
+    )
 
 
 def _row(one: "Choice") -> dict[str, Any]:
@@ -241,4 +263,5 @@ def _page(situation: "Situation", advice: "Advice") -> RenderableType:
         Padding(paces, (0, 0, 1, 2)),
         Padding(Text(_LEGEND, style="dim"), (0, 0, 1, 2)),
         Text(f"Recommended: {best.trained.name}, because {advice.why}.", style="bold"),
+        Text(_gain(config, advice)),
     )

@@ -33,6 +33,11 @@ SPREAD = {"classification": (35.0, 190.0), "other": (0.0, 5.65)}
 """What sets updates apart, see :func:`agreement_of`; by task, fitted to what `planning.agreement` measured."""
 
 
+HALFWAY = (3.2, 5.8)
+"""Between which S a language model had come half of the way from its public start to training without noise: two data
+sets at two epsilon each, see docs/results/planning.md."""
+
+
 def least_signal(task: str) -> float:
     """The signal S below which a run of this task is refused."""
     return HOPELESS.get(task, HOPELESS["other"])
@@ -50,6 +55,16 @@ def signal_to_noise(noise_multipliers: Sequence[float], cohort: float, dimension
     checks.integer_at_least(1, dimension=dimension)
     rounds = math.sqrt(sum(multiplier**-2 for multiplier in noise_multipliers))
     return rounds * agreement * cohort / math.sqrt(dimension)
+
+
+def expected_share(signal: float) -> tuple[float, float]:
+    """The share of the way from public records alone to training without noise that so much signal S covers.
+
+    Returns the least and the most: ``S^2 / (S^2 + h^2)``, as of a mean shrunk for its noise. The share is a half
+    at h, the largest and the smallest that was measured.
+    """
+    least, most = (signal**2 / (signal**2 + halfway**2) for halfway in reversed(HALFWAY))
+    return least, most
 
 
 def agreement_of(records: float, between: float, within: float) -> float:

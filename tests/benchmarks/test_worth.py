@@ -1,9 +1,13 @@
 """The share of the way from public records alone to training without noise, and its interval."""
 
+import json
+
 import numpy as np
 import pytest
 
-from simulations.benchmarks.planning.worth import share, shares
+from simulations.benchmarks.harness.results import RESULTS
+from simulations.benchmarks.planning.worth import prediction, share, shares
+from simulations.planning.signal import HALFWAY, expected_share
 
 
 def test_losses_without_spread_have_a_share_without_width() -> None:
@@ -41,3 +45,14 @@ def test_a_table_compares_seeds_in_common() -> None:
         "| patients | private, from the public start | 4 | 9 | 190.566 | 50% (one seed) | 2 |",
         "| patients | without noise | none | 9 | 2.718 |  | 2 |",
     ]
+
+
+def test_what_is_predicted_holds_what_ten_seeds_measured() -> None:
+    rows = [line.split(" | ") for line in prediction(json.loads((RESULTS / "worth.json").read_text())).splitlines()[2:]]
+    measured = [(float(row[5]), float(row[6].rstrip("%")) / 100) for row in rows if row[-1] == "10 |"]
+    assert len(measured) >= 4
+    for signal, covered in measured:
+        least, most = expected_share(signal)
+        assert least - 0.01 <= covered <= most + 0.01
+    halves = [float(row[7]) for row in rows if row[-1] == "10 |"]
+    assert HALFWAY == (float(np.floor(min(halves) * 10) / 10), pytest.approx(max(halves), abs=0.1))

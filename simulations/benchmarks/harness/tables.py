@@ -78,6 +78,7 @@ TABLES = {
     "planner": "planning.validation:correlations",
     "agreement": "planning.agreement:agreements",
     "worth": "planning.worth:shares",
+    "worth.prediction": "planning.worth:prediction",
     "worth.headline": "planning.worth:headline",
     "preference": "planning.preference:accuracies",
     "synthetic": "planning.synthetic:perplexities",

@@ -24,6 +24,8 @@ import typer
 from numpy.typing import NDArray
 
 from client.data.prepare import prepare
+from privacy.accountants.calibration import calibrate
+from privacy.events import Poisson
 from privacy.randomness.rng import simulation_generator
 from server.evaluation.finished import read_finished
 from server.run_folder.names import RESULTS_FILE
@@ -31,11 +33,16 @@ from server.runs.assembly import data_spec
 from simulations.audit.losses import adapter_losses, reference_losses
 from simulations.benchmarks.harness.markdown import NOT_MEASURED, markdown, provenance_of_rows
 from simulations.benchmarks.harness.results import RESULTS, origin, say
+from simulations.planning.signal import default_agreement, signal_to_noise
 from simulations.sweep.cells import CELL_FILE
 
 FILE = RESULTS / "worth.json"
 BLOCKS, RESAMPLES = 50, 2000
 CEILING = "no-noise"
+COHORT, DELTA = 300.0, 1e-5
+"""Clients expected in a round, and delta, of the sweep."""
+PRIVATE = ("private", "private-least", "rank-2", "both-factors", "small-cohorts")
+"""Variants of which the signal differs; the others train the same values with another rule."""
 CHOSEN = "learning-rate=0.01"
 BENCHES = {
     "sentences": "sentences", "utterances": "utterances", "patients": "patients", "conversations": "conversations",
@@ -151,6 +158,44 @@ def headline(results: Mapping[str, Any]) -> str:
         clients = next(iter(best.values()))["clients"]
         lines.append((bench, f"{clients:,}", f"{start:.2f}", *found, _perplexity(best), str(len(best))))
     return markdown(header, lines, "lrrrrrr") + provenance_of_rows(cells)
+
+
+def prediction(results: Mapping[str, Any]) -> str:
+    """A table of shares beside the signal S of `lacquer plan`, and the S at which the share would be a half."""
+    cells = list(results["cells"].values())
+    groups = _groups(
+        [cell for cell in cells if cell["bench"] != "tuning-rate" and cell["variant"] in (*PRIVATE, CEILING)]
+    )
+    header = ("units", "trained", "ε", "N", "values trained", "S", "share of the way", "S of half the way", "seeds")
+    lines = []
+    for (bench, variant, epsilon), group in sorted(
+        groups.items(), key=lambda one: (list(BENCHES).index(one[0][0]), -(one[0][2] or 0))
+    ):
+        best = groups.get((bench, CEILING, None), {})
+        if variant == CEILING or not set(group) & set(best):
+            continue
+        cell, value = next(iter(group.values())), _share_of(group, best)[0]
+        signal = predicted_signal(cell)
+        half = f"{signal * math.sqrt(1.0 / value - 1.0):.2f}" if 0.0 < value < 1.0 else ""
+        numbers = (
+            f"{cell['clients']:,}",
+            f"{cell['dimension']:,}",
+            f"{signal:.2f}",
+            f"{value:.0%}",
+            half,
+            str(len(group)),
+        )
+        lines.append((BENCHES[bench], VARIANTS[variant], f"{epsilon:g}", *numbers))
+    return markdown(header, lines, "llrrrrrrr") + provenance_of_rows(cells)
+
+
+def predicted_signal(cell: Mapping[str, Any]) -> float:
+    """The signal S of a cell of the sweep, of one record a client, as `lacquer plan` has it."""
+    cohort = COHORT / 4 if cell["variant"] == "small-cohorts" else COHORT
+    sampling = Poisson(cohort / cell["clients"], cell["clients"])
+    multiplier = calibrate(cell["epsilon"], DELTA, sampling, cell["rounds"])
+    agreement = default_agreement("causal-lm", 1).value
+    return signal_to_noise((multiplier,) * cell["rounds"], cohort, cell["dimension"], agreement)
 
 
 Group = dict[int, dict[str, Any]]
