@@ -4,6 +4,7 @@ import enum
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from simulations.cli.exits import (
     MISUSED,
     Command,
     Commands,
+    Warned,
     end_on_signals,
     fail,
     is_debugging,
@@ -97,6 +99,7 @@ def main(
 
 def run_command() -> None:
     """Run ``lacquer`` as a process of its own."""
+    warnings.showwarning = Warned()
     try:
         app(prog_name="lacquer")
     finally:  # all is said: a second Ctrl-C while Python unloads would only change the exit code

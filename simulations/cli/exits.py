@@ -138,6 +138,19 @@ def say_damaged(files: Sequence[str]) -> None:
         fail("\n".join(files), MISUSED)
 
 
+class Warned:
+    """A ``warnings.showwarning`` for people: a line for each warning, once, without the code that it came from."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: object) -> None:
+        """Say a warning on standard error."""
+        if (text := str(message)) not in self._said:
+            self._said.add(text)
+            say(f"Warning: {text}", "yellow")
+
+
 def say(message: str, style: str = "red") -> None:
     """Print a message to a person, on standard error."""
     Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True, style=style)
