@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs/owners.md in containers: three nodes with 300 users each, every one with an account and a policy of its own; two runs, one
+# docs/owners.md, command by command, in containers: three nodes with 300 users each, every one with an account and a policy of its own; two runs, one
 # question and one private evaluation, until two of the three refuse the fourth request. Then every account and every ledger
 # verifies. Twenty minutes or more; needs `make install`.
 #
@@ -89,11 +89,27 @@ import json, sys
 assert 0 < json.load(sys.stdin)["validation_accuracy_within"] <= 0.5' || die "the evaluation has no interval"
 say "client-1 has evaluated privately, on its own host and account"
 
+# --- one node asks its own records; an account is moved to another machine and back -----------------------------------------
+OWN='data="jsonl:/data/records.jsonl" clients=300 account="/silo/notes.account" account-state="/silo/lacquer" cache="/cache"'
+inside client-3 sh -c 'cat > /tmp/federation.toml' <docker/config/organisations.toml
+at 3 lacquer ask /tmp/federation.toml "${RUN[@]}" --node-config "$OWN" --epsilon 0.5 --folder /silo/asked --yes >"$WORK/own.log" 2>&1 ||
+  { tail -20 "$WORK/own.log"; die "client-3 cannot ask its own records"; }
+[ "$(left 3)" = "2.0 2.0 1.0 0.5" ] || die "client-3 debited $(left 3)"
+SEAT=$(inside client-3 env XDG_STATE_HOME=/silo/another lacquer account seat | tr -d '\r')
+at 3 lacquer account move /silo/notes.account --to "$SEAT" >"$WORK/move" 2>&1 || { cat "$WORK/move"; die "the account does not move"; }
+at 3 lacquer ask /tmp/federation.toml "${RUN[@]}" --node-config "$OWN" --epsilon 0.5 --folder /silo/again --yes >"$WORK/own.log" 2>&1 &&
+  die "an account that has moved away is debited"
+inside client-3 env XDG_STATE_HOME=/silo/another lacquer account move /silo/notes.account --to "$(at 3 lacquer account seat | tr -d '\r')" >"$WORK/move" 2>&1 ||
+  { cat "$WORK/move"; die "the account does not move back"; }
+at 1 sh -c 'lacquer account close /silo/notes.account /silo/runs/*' >"$WORK/close" 2>&1 || { cat "$WORK/close"; die "the evaluation does not close"; }
+[ "$(left 1)" = "2.0 2.0 1.0 2.0" ] || die "client-1 was given back what its ledger does not prove: $(left 1)"
+say "client-3 has asked its own records, moved its account and back; client-1 closed a run that leaves nothing"
+
 # --- the fourth request ----------------------------------------------------------------------------------------------------
 train && die "the fourth request was taken by accounts that cannot pay it"
 for i in 1 2; do [ "$(logged "client-$i" 'epsilon 0.5 is left of')" -gt 0 ] || die "client-$i did not refuse for want of budget"; done
 grep -q "nothing was charged" "$WORK/run.log" || { cat "$WORK/run.log"; die "the server does not say that nothing was charged"; }
-[ "$(left 1) / $(left 2) / $(left 3)" = "2.0 2.0 1.0 2.0 / 2.0 2.0 1.0 / 2.0 2.0 1.0 2.0" ] || die "debits: $(left 1) / $(left 2) / $(left 3)"
+[ "$(left 1) / $(left 2) / $(left 3)" = "2.0 2.0 1.0 2.0 / 2.0 2.0 1.0 / 2.0 2.0 1.0 0.5 2.0" ] || die "debits: $(left 1) / $(left 2) / $(left 3)"
 say "the fourth request is refused by two of three; the server stops, as its rule says, before it charges"
 
 # --- everything verifies ---------------------------------------------------------------------------------------------------
