@@ -68,7 +68,8 @@ def main(
         preset, sources = SETS[name]
         for count in map(int, clients.split(",")):
             for way, asked in WAYS.items():
-                overrides = {key: str(value).replace("{}", str(folder.resolve())) for key, value in sources.items()}
+                where = str(folder.resolve())
+                overrides = {k: v.replace("{}", where) if isinstance(v, str) else v for k, v in sources.items()}
                 config = load(preset_files()[preset], overrides | common(count, epsilon, rounds) | asked)
                 place = (output / f"{preset}-{count}-{way.split()[0]}").resolve()
                 if not (place / RESULTS_FILE).is_file():
