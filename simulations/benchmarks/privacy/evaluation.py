@@ -2,7 +2,7 @@
 
 Run: `python -m simulations.benchmarks privacy.evaluation FOLDER`, half an hour a data set on two cores.
 
-FOLDER holds ``glue_sst2`` and ``diabetes130``. Of either data set, with 1,000 and with 10,000 clients, three runs of
+FOLDER holds ``glue_sst2`` and ``diabetes130``. Of 20,000 records of either, dealt to 1,000 and to 10,000 clients, three runs of
 one seed: public records validate; a tenth of the clients is held out and asked once, at the end; the same every tenth
 round. Epsilon is the target of each. The exact value, which only this script knows, is the mean over the held-out
 clients of the adapter that the run ends with, without noise. What private evaluation costs is the clients that are not
@@ -84,7 +84,11 @@ def common(clients: int, epsilon: float, rounds: int) -> dict[str, Any]:
     """The settings that all runs of a number of clients share: one cohort size, and clients that all have records."""
     cohort = {"clients": clients, "sampling-rate": min(1.0, 50 / clients), "data.partition": "iid"}
     target = {"privacy.epsilon": epsilon, "privacy.delta": min(1e-5, 0.1 / clients), "strategy.controller": "fixed"}
-    fixed = {"strategy.controller-options": {"clip-norm": 0.5}, "data.train-records": 0, "engine.kind": "inprocess"}
+    fixed = {
+        "strategy.controller-options": {"clip-norm": 0.5},
+        "data.train-records": 20_000,
+        "engine.kind": "inprocess",
+    }
     return cohort | target | fixed | ({"rounds": rounds} if rounds else {})
 
 
