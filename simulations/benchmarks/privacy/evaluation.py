@@ -2,9 +2,9 @@
 
 Run: `python -m simulations.benchmarks privacy.evaluation FOLDER`, half an hour a data set on two cores.
 
-FOLDER holds ``glue_sst2`` and ``diabetes130``. Of 20,000 records of either, dealt to 1,000 and to 10,000 clients, three runs of
-one seed: public records validate; a tenth of the clients is held out and asked once, at the end; the same every tenth
-round. Epsilon is the target of each. The exact value, which only this script knows, is the mean over the held-out
+FOLDER holds ``glue_sst2`` and ``diabetes130``. Of 20,000 records of either, dealt to 1,000 and to 10,000 clients, three
+runs of one seed: public records validate; a tenth of the clients is held out and asked once, at the end; the same every
+tenth round. Epsilon is the target of each. The exact value, which only this script knows, is the mean over the held-out
 clients of the adapter that the run ends with, without noise. What private evaluation costs is the clients that are not
 trained on: the difference of the runs on the test set.
 """
