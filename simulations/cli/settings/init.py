@@ -50,4 +50,9 @@ def init_command(
         typer.echo(f"  {note}")
     for warning in found.warnings:
         typer.echo(f"Warning: {warning}.")
+    if not public:
+        typer.echo(
+            "Held-out records validate and test in the open: whose they are is not protected. With records that are "
+            "nobody's to protect (--public FILE) the run validates on those, and starts from them."
+        )
     typer.echo(f"Wrote {path}. Check it: lacquer run {shell_quoted(path)} --dry-run")
