@@ -24,8 +24,8 @@ import psutil
 
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
-from server.run_folder.names import FLOWER_LOG, PROCESS_LOG, write_config
-from server.run_folder.telemetry import read_status
+from server.run_folder.names import FLOWER_LOG, LEDGER_FILE, PROCESS_LOG, write_config
+from server.run_folder.telemetry import Telemetry, read_status
 from simulations.engines.cluster.head import RayHead, cluster_nodes
 from simulations.engines.cluster.nodes import allocate_workers
 from simulations.engines.flower import RunFailed, environment, simulation, tail
@@ -41,6 +41,8 @@ _TOO_BUSY = (
     "Ray did not start within the time that it allows itself (30 s, its parts 15 s), so the machine is too busy or too "
     "small; nothing was trained or released; try again later, or with --engine inprocess"
 )
+STARTS, PAUSE = 3, 10.0
+"""How often Ray is started before a busy host is given up, and seconds between two starts."""
 STATES_OF_SUCCESS = ("completed", "stopped-budget")
 
 Follow = Callable[[Callable[[], bool]], None]
@@ -83,23 +85,35 @@ def run_flower(
         plan = replace(plan, threads=min(plan.threads, available_cores()))
     config = with_workers(config, plan.workers)
     config_file, output = write_config(run_folder, config), run_folder / FLOWER_LOG
-    # The cluster's other hosts read the staged app too: it lies beside the run, on the storage that they share.
-    with private_processes(run_folder if address else None) as (root, family):
-        folder = stage(
-            root / "app",
-            app,
-            config_file=config_file,
-            run_folder=run_folder,
-            log=output,
-            plugins=(plugins or Path.cwd()).resolve(),
-            keys=keys,
-        )
-        surroundings = environment(root, family.tag, plan, preload=app.client, ray_address=address)
-        arguments = [str(folder), json.dumps(simulation(config, plan))]
-        head = RayHead(address) if address else None
-        _run_process(
-            "simulations.engines.driver", arguments, root, family, surroundings, follow, run_folder, output, head
-        )
+
+    def start() -> None:
+        # The cluster's other hosts read the staged app too: it lies beside the run, on the storage that they share.
+        with private_processes(run_folder if address else None) as (root, family):
+            folder = stage(
+                root / "app",
+                app,
+                config_file=config_file,
+                run_folder=run_folder,
+                log=output,
+                plugins=(plugins or Path.cwd()).resolve(),
+                keys=keys,
+            )
+            surroundings = environment(root, family.tag, plan, preload=app.client, ray_address=address)
+            arguments = [str(folder), json.dumps(simulation(config, plan))]
+            head = RayHead(address) if address else None
+            _run_process(
+                "simulations.engines.driver", arguments, root, family, surroundings, follow, run_folder, output, head
+            )
+
+    for attempt in range(1, STARTS + 1):
+        try:
+            return start()
+        except RayTooSlow:
+            if attempt == STARTS or (run_folder / LEDGER_FILE).exists():  # a ledger is resumed, not begun again
+                raise
+            with Telemetry(run_folder, tensorboard=False) as telemetry:
+                telemetry.status("preparing", "the host is too busy for Ray to start; trying again")
+            time.sleep(PAUSE)
 
 
 def run_child(
@@ -169,6 +183,10 @@ def _run_process(
     judge(run_folder, output, completed=code == 0, otherwise=f"it ended with exit code {code}", begun=begun)
 
 
+class RayTooSlow(RunFailed):
+    """The host was too busy for Ray to start; nothing was trained."""
+
+
 class RayDaemons:
     """Notices that a daemon of Ray's has died although its driver has not: Flower would wait for it for ever.
 
@@ -206,7 +224,7 @@ class RayDaemons:
         if dead and now - self._gone_since > self.GRACE and alive(self._driver):
             logs = self._root.glob("ray/ray/session_*/logs/raylet.err")
             if any(_AGENT_TOO_SLOW in path.read_text(errors="replace") for path in logs):
-                raise RunFailed(_TOO_BUSY)
+                raise RayTooSlow(_TOO_BUSY)
             raise RunFailed(
                 f"Ray's {' and '.join(dead)} ended while the run went on; it may have been killed, perhaps for want of "
                 "memory. What was released before is kept"
@@ -241,7 +259,7 @@ def judge(run_folder: Path, output: Path, *, completed: bool, otherwise: str, be
         return
     end = f"The end of {output}:\n{tail(output)}"
     if _RAY_TOO_SLOW in output.read_bytes()[begun:].decode(errors="replace"):
-        raise RunFailed(f"{_TOO_BUSY}\n\nIts log: {output}", end)
+        raise RayTooSlow(f"{_TOO_BUSY}\n\nIts log: {output}", end)
     if own is not None and own.state == "failed":  # it has said why; the traceback is for who looks for it
         raise RunFailed(f"{own.message}\n\nIts log, with the traceback: {output}", end)
     raise RunFailed(f"{otherwise}\n\n{end}")

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from privacy.ledger.ledger import Ledger
+from simulations import run as run_preset
+from simulations.engines import launcher
 from tests.end_to_end.lacquer_process import TINY, Lacquer
 from tests.end_to_end.test_lacquer_run import ARTEFACTS, SAME_COHORTS_NO_NOISE
 
@@ -19,6 +21,25 @@ ROUNDS = 80
 
 def last_round(run):
     return run.metrics()[-1]["round"]
+
+
+def test_a_host_that_is_too_busy_for_ray_at_first_trains_when_it_is_not(tmp_path, monkeypatch):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "PAUSE", 0.0)
+    ended, look = [], launcher.RayDaemons.check
+
+    def check(daemons):
+        if not ended and list(tmp_path.glob("runs/*/origin.json")):  # the ServerApp is at work already
+            ended.append(daemons)
+            raise launcher.RayTooSlow("too busy")
+        look(daemons)
+
+    monkeypatch.setattr(launcher.RayDaemons, "check", check)
+    result = run_preset("tiny.toml")
+    assert (len(ended), result.state) == (1, "completed")
+    with Ledger.open(result.folder / "ledger.jsonl", read_only=True) as ledger:
+        assert [charge.event.round for charge in ledger.charges] == [0, 1, 2]
 
 
 def test_a_run_survives_the_death_of_a_worker_of_the_server_and_of_everything(tmp_path):

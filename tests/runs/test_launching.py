@@ -15,6 +15,7 @@ import pytest
 
 from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
+from simulations.engines import launcher
 from simulations.engines.flower import RunFailed, clean_environment, environment, simulation, tail
 from simulations.engines.hardware import Resources
 from simulations.engines.launcher import RayDaemons, judge
@@ -252,6 +253,24 @@ def test_a_dead_daemon_of_ray_ends_the_run_and_a_driver_that_ends_does_not(tmp_p
         watched(daemons, lambda: True)
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("begun", "starts"), [(False, launcher.STARTS), (True, 1)])
+def test_ray_is_started_again_only_before_there_is_a_ledger(begun, starts, tmp_path, monkeypatch):
+    tried = []
+
+    def too_slow(*given):
+        tried.append(given)
+        raise launcher.RayTooSlow("too busy")
+
+    monkeypatch.setattr(launcher, "_run_process", too_slow)
+    monkeypatch.setattr(launcher, "PAUSE", 0.0)
+    if begun:
+        (tmp_path / "ledger.jsonl").touch()
+    with pytest.raises(RunFailed, match="too busy"):
+        launcher.run_flower(parse({}), tmp_path)
+    assert len(tried) == starts
+    assert begun or "trying again" in (tmp_path / "status.json").read_text()
 
 
 def watched(daemons, until):

@@ -33,6 +33,7 @@ TABLES = {
     "audit": "privacy.audit:attacks",
     "audit.tpr": "privacy.audit:rates",
     "audit-power": "privacy.mechanism_audit:powers",
+    "private-evaluation": "privacy.evaluation:estimates",
     "company": "privacy.batch_invariance:table",
     "company-gpu": "privacy.batch_invariance:gpu_table",
     "engine-speed": "engine.tables:speed",

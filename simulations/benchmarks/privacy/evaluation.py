@@ -11,6 +11,7 @@ trained on: the difference of the runs on the test set.
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from server.evaluation.private import default_bound
 from server.run_folder.names import LEDGER_FILE, RESULTS_FILE
 from server.run_folder.telemetry import read_metrics
 from server.runs.assembly import data_spec
+from simulations.benchmarks.harness.markdown import markdown, provenance
 from simulations.benchmarks.harness.results import say, write
 from simulations.engines.inprocess import run_inprocess
 from simulations.presets.load import preset_files
@@ -78,6 +80,36 @@ def main(
                 rows.append({"data": name, "clients": count, "way": way, **measured(config, place)})
                 say(json.dumps(rows[-1]))
     write("private-evaluation", {"rows": rows})
+
+
+def estimates(results: Mapping[str, Any]) -> str:
+    """A table: test loss of every run, and its last private estimates beside what they estimate."""
+    header = (
+        "data",
+        "clients",
+        "held out, ask",
+        "test loss",
+        "test accuracy",
+        "loss",
+        "exact",
+        "accuracy",
+        "exact",
+        "ε",
+    )
+    lines = []
+    for row in results["rows"]:
+        asked = row.get("estimates", [])
+        told = [_told(asked[-1], "loss", "{:.3f} ± {:.3f}"), f"{row['exact_loss']:.3f}"] if asked else ["", ""]
+        told += [_told(asked[-1], "accuracy", "{:.1%} ± {:.1%}"), f"{row['exact_accuracy']:.1%}"] if asked else ["", ""]
+        held_out = f"{row['held_out']:,}, {row['way']}" if asked else "none, public records"
+        spent = f"{max(row['epsilons'].values()):.2f}" if asked else ""
+        test = (f"{row['test_loss']:.3f}", f"{row['test_accuracy']:.1%}")
+        lines.append((row["data"], f"{row['clients']:,}", held_out, *test, *told, spent))
+    return markdown(header, lines, "lrlr") + provenance(results)
+
+
+def _told(estimate: Mapping[str, float], name: str, form: str) -> str:
+    return form.format(estimate[name], estimate[f"{name}_within"])
 
 
 def common(clients: int, epsilon: float, rounds: int) -> dict[str, Any]:
