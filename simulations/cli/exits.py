@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 import typer
@@ -144,7 +144,15 @@ class Warned:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def __call__(self, message: Warning | str, *_: object) -> None:
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         """Say a warning on standard error."""
         if (text := str(message)) not in self._said:
             self._said.add(text)
