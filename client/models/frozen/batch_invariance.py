@@ -22,7 +22,14 @@ from collections.abc import Iterable
 
 import torch
 
-from client.models.frozen.kernels import PROBED, BF16Weight, cancelling_sums, has_fast_onednn, in_bf16
+from client.models.frozen.kernels import (
+    PROBED,
+    BF16Weight,
+    cancelling_sums,
+    has_fast_onednn,
+    in_bf16,
+    multiplies_bf16,
+)
 from privacy import checks
 
 log = logging.getLogger(__name__)
@@ -33,12 +40,19 @@ PRECISIONS = ("auto", "fp32", "bf16", "bf16-model", "fp64")
 def choose(precision: str, device: torch.device, shapes: Iterable[tuple[int, int]] = ()) -> str:
     """`"auto"` becomes the fastest arithmetic in which units do not round one another.
 
+    `"bf16"` becomes float32 on a processor that has no bfloat16 products: there torch's own take ten times as long.
+
     Args:
         shapes: `(out, in)` of the frozen weights, which are tried out before bfloat16 is taken.
     """
     checks.one_of(PRECISIONS, precision=precision)
     if precision not in ("auto", "bf16"):
         return precision
+    if precision == "bf16" and device.type == "cpu" and not multiplies_bf16():
+        log.info(
+            "engine.precision = 'bf16': this processor has no bfloat16 products; float32 is taken, which is faster"
+        )
+        return "fp32"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     if precision == "auto" and not (alone and fast):

@@ -220,7 +220,7 @@ def has_fast_onednn() -> bool:
 
 
 @functools.cache
-def _multiplies_bf16() -> bool:
+def multiplies_bf16() -> bool:
     """Whether oneDNN takes bfloat16 on this processor; with AVX2 alone torch's own product does, slowly."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -239,7 +239,7 @@ def _packed(weight: Tensor) -> Tensor:
     """`weight` in oneDNN's own order, which each product would have to bring it into otherwise."""
     weight = weight.contiguous()
     vocabulary = weight.dtype == torch.float32 and max(weight.shape) >= NARROWEST * min(weight.shape)
-    refused = weight.dtype == torch.bfloat16 and not _multiplies_bf16()
+    refused = weight.dtype == torch.bfloat16 and not multiplies_bf16()
     if weight.device.type != "cpu" or vocabulary or refused or not has_fast_onednn():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, BLOCK)  # type: ignore[no-any-return]
