@@ -30,7 +30,7 @@ from server.run_folder.names import LEDGER_FILE, RESULTS_FILE
 from server.run_folder.telemetry import read_metrics
 from server.runs.assembly import data_spec
 from simulations.benchmarks.harness.markdown import markdown, provenance
-from simulations.benchmarks.harness.results import say, write
+from simulations.benchmarks.harness.results import RESULTS, say, write
 from simulations.engines.inprocess import run_inprocess
 from simulations.presets.load import preset_files
 
@@ -64,9 +64,12 @@ def main(
     rounds: Annotated[int, typer.Option(help="0 takes the preset's.")] = 0,
     epsilon: Annotated[float, typer.Option(help="Target of a run.")] = 4.0,
 ) -> None:
-    """Run what is missing, then write simulations/benchmarks/results/private-evaluation.json from the run folders."""
-    rows = []
-    for name in sets.split(","):
+    """Run what is missing, then write results/private-evaluation.json from the run folders; other sets' rows stay."""
+    file, asked_for = RESULTS / "private-evaluation.json", sets.split(",")
+    rows = (
+        [row for row in json.loads(file.read_text())["rows"] if row["data"] not in asked_for] if file.exists() else []
+    )
+    for name in asked_for:
         preset, sources = SETS[name]
         for count in map(int, clients.split(",")):
             for way, asked in WAYS.items():
@@ -104,8 +107,8 @@ def estimates(results: Mapping[str, Any]) -> str:
         held_out = f"{row['held_out']:,}, {row['way']}" if asked else "none, public records"
         spent = f"{max(row['epsilons'].values()):.2f}" if asked else ""
         test = (f"{row['test_loss']:.3f}", f"{row['test_accuracy']:.1%}")
-        lines.append((row["data"], f"{row['clients']:,}", held_out, *test, *told, spent))
-    return markdown(header, lines, "lrlr") + provenance(results)
+        lines.append((row["data"], f"{row['clients']:,}", str(row["rounds_done"]), held_out, *test, *told, spent))
+    return markdown(header, lines, "lrrlr") + provenance(results)
 
 
 def _told(estimate: Mapping[str, float], name: str, form: str) -> str:
