@@ -16,6 +16,7 @@ from server.lineage import together_with_start
 from server.run_folder import names
 from server.run_folder.provenance import own_version
 from server.run_folder.verify import read_object
+from simulations.history.statement_pdf import find_fpdf, write_pdf
 from simulations.report.audit import level_name
 from simulations.report.notation import epsilon_text, percent_text
 from simulations.report.outcome import guarantee_sentence, guaranteed_pair, state_text
@@ -57,19 +58,23 @@ CHANGES = {
 """How neighbouring data sets differ, and what an attacker asks then."""
 
 
-def write_statement(run_folder: Path, prior: float = 0.5) -> tuple[list[Path], Json]:
+def write_statement(run_folder: Path, prior: float = 0.5, *, pdf: bool = False) -> tuple[list[Path], Json]:
     """Write the statement of a run into its folder; of an audited run another one, with what was measured.
 
     Args:
         prior: probability, in (0, 1), that an attacker gives to the unit's being there before anything is released.
+        pdf: also write each page as PDF.
 
     Returns:
-        The pages, and what they say as plain JSON values.
+        The files, and what they say as plain JSON values.
 
     Raises:
         ValueError: a bad prior, no run's folder (NoRunFolder), or a run that has committed to nothing.
         CorruptRun: naming a file of the run that is damaged or gone.
+        ConfigError: PDF is asked for, and fpdf2 is not installed; nothing is written.
     """
+    if pdf:
+        find_fpdf()
     if not 0.0 < prior < 1.0:
         raise ValueError(f"--prior must lie between 0 and 1, got {prior:g}; 0.5 says that nothing is known before")
     run = read_run(run_folder)
@@ -80,6 +85,8 @@ def write_statement(run_folder: Path, prior: float = 0.5) -> tuple[list[Path], J
         said |= {"audit": measured}
         pages.append(run.path / names.AUDIT_FOLDER / names.STATEMENT_FILE)
         durable.write(pages[1], _page(run, said), mode=0o600)
+    if pdf:
+        pages += [write_pdf(page) for page in list(pages)]
     return pages, said
 
 

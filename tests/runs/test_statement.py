@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,21 @@ def test_the_risks_are_those_of_the_releases_and_smaller_than_those_of_epsilon_a
     histogram_alone = norm.cdf(norm.ppf(0.01) + 1 / 10.0)
     assert histogram_alone < risks["rates"][0]["true_positive_rate"] < of_epsilon.true_positive_rate(0.01)
     assert 0 < risks["advantage"] < of_epsilon.advantage
+
+
+def test_a_page_is_kept_as_pdf_too(record_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = record_run()
+    done = stated(folder, "--pdf")
+    assert done.stdout.split() == [str(folder / "statement.html"), str(folder / "statement.pdf")]
+    written = (folder / "statement.pdf").read_bytes()
+    assert written.startswith(b"%PDF-")
+    assert b"/Count 1" in written, "one page"
+    assert b"000000Z" in written, "no time of day"
+    monkeypatch.setitem(sys.modules, "fpdf", None)
+    (folder / "statement.html").unlink()
+    done = stated(folder, "--pdf")
+    assert (done.exit_code, "pip install 'lacquer-dp[pdf]'" in done.stderr) == (2, True)
+    assert not (folder / "statement.html").exists()
 
 
 def test_a_prior_moves_the_posterior_alone(record_run: Callable[..., Path]) -> None:

@@ -14,6 +14,7 @@ def statement_command(
     prior: Annotated[
         float, typer.Option(help="How probable an attacker holds it, before the release, that somebody was there.")
     ] = 0.5,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Write PDF beside each page; needs the extra pdf.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="For programs: one object with what the page says, and its path.")
     ] = False,
@@ -25,7 +26,7 @@ def statement_command(
     with refusals(ValueError):
         from simulations.history.statement import write_statement
 
-        pages, said = write_statement(run_folder, prior)
+        pages, said = write_statement(run_folder, prior, pdf=pdf)
     if as_json:
         typer.echo(json.dumps({"pages": list(map(str, pages)), **said}, indent=2))
     else:
