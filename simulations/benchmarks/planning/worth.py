@@ -69,7 +69,7 @@ def main(
     """Measure the runs that are not in the results."""
     torch.set_num_threads(1)
     cells: dict[str, Any] = json.loads(FILE.read_text())["cells"] if FILE.exists() else {}
-    for results in sorted(runs.glob(f"**/{RESULTS_FILE}")):
+    for results in sorted(runs.glob(f"*/**/{RESULTS_FILE}")):
         cell = json.loads((results.parent / CELL_FILE).read_text())
         if cell["kind"] == "public-only" or cells.get(cell["cell"], {}).get("digest") == cell["digest"]:
             continue
