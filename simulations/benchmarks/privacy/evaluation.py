@@ -87,18 +87,8 @@ def main(
 
 def estimates(results: Mapping[str, Any]) -> str:
     """A table: test loss of every run, and its last private estimates beside what they estimate."""
-    header = (
-        "data",
-        "clients",
-        "held out, ask",
-        "test loss",
-        "test accuracy",
-        "loss",
-        "exact",
-        "accuracy",
-        "exact",
-        "ε",
-    )
+    asks = ("loss", "exact", "accuracy", "exact", "ε")
+    header = ("data", "clients", "rounds", "held out, asked", "test loss", "test accuracy", *asks)
     lines = []
     for row in results["rows"]:
         asked = row.get("estimates", [])
