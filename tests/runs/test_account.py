@@ -144,7 +144,7 @@ def test_the_command_refuses_the_third_run_before_it_begins(file: Path, tmp_path
     words = CliRunner().invoke(app, ["account", "show", str(file)]).output
     assert "epsilon 8.00 at delta 1e-2  runs/second (as its server says: a policy, not a proof)\n" in words
     assert "spent: epsilon 16.00 at delta 2e-2, all together\n" in words
-    assert "left: 20.0\N{NO-BREAK SPACE}% (epsilon 4, delta 0.08)\n" in words
+    assert "left: 20.0\N{NO-BREAK SPACE}% (epsilon 4, delta 0.08)  [########################......]\n" in words
 
 
 def test_an_account_is_made_handed_over_and_refused_by_the_command(

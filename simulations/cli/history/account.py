@@ -102,6 +102,10 @@ def close(
     show(file)
 
 
+BAR = 30
+"""Signs of the figure of what is spent (#) and left (.)."""
+
+
 def _read(file: Path, head: str | None) -> dict[str, Any]:
     """What there is to say of an account, verified."""
     with refusals(ValueError):
@@ -137,7 +141,8 @@ def _words(found: dict[str, Any]) -> list[str]:
         lines.append(f"  {run['day']}  {price}  {run['what']}{told}")
     left = ", ".join(f"{name} {number_text(value)}" for name, value in found["left"].items())
     lines.append(f"spent: {at(found['spent'])}, all together" if found["runs"] else "spent: nothing")
-    lines.append(f"left: {percent_text(found['share_left'])} ({left})")
+    gone = round(BAR * (1.0 - found["share_left"]))
+    lines.append(f"left: {percent_text(found['share_left'])} ({left})  [{'#' * gone}{'.' * (BAR - gone)}]")
     if not found["here"]:
         lines.append("this machine does not hold the account, and this copy pays for nothing")
     return [*lines, f"last line, to be kept elsewhere: {found['head']}"]
