@@ -14,7 +14,7 @@ from pathlib import Path
 
 from privacy import durable
 from privacy.errors import CorruptRun
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.place import At
 from privacy.secagg.federation import Federation

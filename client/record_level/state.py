@@ -31,7 +31,7 @@ from client.record_level.settings import RecordLevelSettings
 from client.record_level.units import UnitIndex
 from privacy import durable
 from privacy.errors import CorruptRun
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.place import At
 from privacy.randomness.sampling import CohortSampler

@@ -24,7 +24,7 @@ from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.place import At
 from privacy.mechanism import charged_release

@@ -26,7 +26,7 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, Context, Decimal
@@ -40,7 +40,7 @@ from privacy.errors import AccountRefused, CorruptRun, UnsupportedEvent
 from privacy.ledger.journal import Journal, canonical
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lifetime import Terms, divergence, louder_floor, used_divergence
-from privacy.ledger.place import At, Place
+from privacy.ledger.place import Place
 
 PATIENCE = 600.0
 """Seconds for which a debit waits for another process that debits the same account."""
@@ -385,35 +385,6 @@ class Account:
 
 
 _NAMES = {"rho": "Rényi divergence", "epsilon": "epsilon", "delta": "delta"}
-
-
-def debited_ledger(
-    ledger: Ledger | None, make: Callable[[], Ledger], account: At | None, commitment: Commitment
-) -> Ledger:
-    """The ledger of a run, found or made; its commitment is debited before anything can be charged to it.
-
-    Args:
-        ledger: of a run that is resumed, else None.
-        make: makes that of a new run, which is not begun unless the account pays for it.
-        account: None where the owner keeps none.
-
-    Raises:
-        AccountRefused, CorruptRun: see :class:`Account`. The ledger is closed.
-    """
-    if account is None:
-        return ledger or make()
-    try:
-        with Account.open(*account) as held:
-            if ledger is None:
-                if commitment.tuning is None:  # the sweep has paid for all its candidates
-                    held.check(commitment)
-                ledger = make()
-            held.debit(ledger.run_id, commitment, str(ledger.path.parent), spent=bool(ledger.charges))
-    except BaseException:
-        if ledger is not None:
-            ledger.close()
-        raise
-    return ledger
 
 
 def _digest(commitment: Commitment) -> str:

@@ -35,7 +35,7 @@ from privacy.clipping.units import Units
 from privacy.commitment import Commitment
 from privacy.contribution import Contribution, Plan, contribute
 from privacy.events import Poisson
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.place import At
 from privacy.ledger.statement import privacy_statement

@@ -15,7 +15,7 @@ from client.models.tasks import Metrics
 from privacy import durable
 from privacy.audit.in_run import observe
 from privacy.commitment import Commitment
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.mechanism import Release
 from server.config.account import account_of

@@ -25,7 +25,7 @@ from client.record_level.training import info_of, private_training
 from client.record_level.units import UnitIndex
 from client.worker import make_engine
 from privacy.commitment import Commitment
-from privacy.ledger.account import debited_ledger
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from server.config.account import account_of
 from server.config.load import ConfigError

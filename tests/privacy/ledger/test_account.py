@@ -21,7 +21,8 @@ from privacy.commitment import POISSON, Commitment, FloorStep, Tries, Tuning
 from privacy.errors import AccountRefused, BudgetExceeded, CorruptRun
 from privacy.events import Banded, Component, CyclicPoisson, ExampleLevelPoisson, Poisson, ReleaseEvent
 from privacy.ledger import account as ledger_account
-from privacy.ledger.account import Account, debited_ledger
+from privacy.ledger.account import Account
+from privacy.ledger.debited import debited_ledger
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lifetime import Terms, best_order, divergence, used_divergence
 from privacy.ledger.place import At, Place
