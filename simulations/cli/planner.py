@@ -196,8 +196,8 @@ def _gain(config: "RunConfig", advice: "Advice") -> str:
     expected = _expected(config, advice)
     if expected is None:
         return (
-            "What it adds to public records alone is not predicted for classifiers; every run trains on those alone, "
-            "too, and its report begins with the difference."
+            "What it adds to public records alone is not predicted for classifiers; a run that starts from them "
+            "(public.warm-start-epochs) measures it."
         )
     return (
         f"Expect {expected[0]:.0%} to {expected[1]:.0%} of the way from public records alone to training without "

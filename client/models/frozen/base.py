@@ -20,8 +20,8 @@ class FrozenBase(Table):
     Attributes:
         device: device of the model; ``auto`` takes a CUDA device that torch can use, or the CPU where there is no CUDA
             device, and refuses one that torch cannot use.
-        precision: precision of the products with frozen weights, see docs/engine.md. ``bf16-model`` also loads the
-            weights in bfloat16.
+        precision: precision of the products with frozen weights, see docs/engine.md; ``bf16`` is float32 on a processor
+            that has no bfloat16 products. ``bf16-model`` also loads the weights in bfloat16.
         quantisation: quantisation of the blocks' weights, see docs/engine.md.
         checkpoint_blocks: recomputation of each block in the backward pass: less memory for about a third more time, to
             the same numbers.

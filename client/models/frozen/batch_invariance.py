@@ -3,7 +3,7 @@
 - `"fp32"`: oneDNN in float32 where the CPU has AVX2 or AVX-512, torch's default elsewhere;
 - `"bf16"`: products of frozen weights in bfloat16 (inputs and result rounded to 8 bits of mantissa, sums in float32);
   attention, norms, residuals, adapters and heads stay float32. What a frozen layer passes to a fused activation stays
-  bfloat16: it is rounded already, and the next product rounds it anyway.
+  bfloat16: it is rounded already, and the next product rounds it anyway. Float32 on a CPU without such products;
 - `"bf16-model"`: the whole frozen model in bfloat16, for GPUs; the adapters' parameters, gradients and moments, and
   the loss, stay float32.
 - `"fp64"`: everything in float64, for tests of equality.
