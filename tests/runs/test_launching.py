@@ -135,6 +135,16 @@ def test_the_environment_is_pinned(tmp_path, monkeypatch):
     assert pinned["RAY_TMPDIR"] == str(tmp_path / "ray")
 
 
+def test_a_grammar_that_slows_every_process_of_rays_is_left_out(tmp_path):
+    """It is installed beside JupyterLab; the caller's own path may hold it too."""
+    (tmp_path / "rfc3987_syntax.py").write_text("raise SystemExit('the grammar is built')")
+    pinned = environment(tmp_path, "tag", Resources(2, 1, 0, 0.0))
+    pinned["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    code = "import ray, sys; assert 'jsonschema' in sys.modules; import rfc3987_syntax"
+    done = subprocess.run([sys.executable, "-c", code], env=pinned, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: left out"), done.stderr
+
+
 @pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")])
 def test_how_threads_wait_is_the_users_to_say(tmp_path, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
