@@ -26,6 +26,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+from ray._private.node import Node
 
 from server import notice
 from server.config.load import ConfigError, load
@@ -62,6 +63,8 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
     config = load(Path(str(keys["config-file"])))
     if config.engine.ray_address:
         _enter_cluster(config, app, Path(str(keys["run-folder"])), simulation["backend_config"])
+    else:
+        leave_out_services()
     replace_dead_actors()
     tell_when_ready(PatientGrid.ready, config.engine.workers)
     engine: Any = importlib.import_module("flwr.simulation.run_simulation")  # the package has a function of that name
@@ -80,6 +83,15 @@ def simulate(app: Path, simulation: dict[str, Any]) -> None:
         exit_event=EventType.FLWR_SIMULATION_RUN_LEAVE,
         **simulation,
     )
+
+
+def leave_out_services() -> None:
+    """Start no web server and no autoscaler with a Ray of this process's own: a run asks nothing of either.
+
+    They are two of the processes that a start waits for, and the web server listens.
+    """
+    node: Any = Node
+    node.start_api_server = node.start_monitor = lambda self, **settings: None
 
 
 def _enter_cluster(config: RunConfig, app: Path, folder: Path, backend: Mapping[str, Any]) -> None:
