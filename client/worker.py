@@ -154,7 +154,11 @@ class Worker:
             torch.tensor([getattr(metrics, name) for metrics in found], dtype=torch.float64)
             for name in ("loss", "accuracy")
         )
-        units = Units(torch.zeros(len(found), request.plan.clip.params), losses, accuracies=accuracies)
+        rows = torch.zeros(len(found), request.plan.clip.params)
+        if request.plan.clip.params:
+            counts = torch.tensor([metrics.confusion for metrics in found]).reshape(rows.shape)
+            rows = counts / counts.sum(1, keepdim=True)
+        units = Units(rows, losses, accuracies=accuracies)
         return contribute(units, request.plan)
 
     def _told(self, request: TrainRequest) -> Contribution:

@@ -66,6 +66,7 @@ class Metrics:
             and beyond :data:`MOST_CLASSES` classes.
         loss_within, accuracy_within: half the width of the 95 % interval around a value that was released with noise;
             None for values on public records, which are exact.
+        confusion_within: the same for every cell of a matrix that was released with noise, which counts units.
     """
 
     loss: float
@@ -75,6 +76,7 @@ class Metrics:
     confusion: tuple[tuple[int, ...], ...] | None = None
     loss_within: float | None = None
     accuracy_within: float | None = None
+    confusion_within: float | None = None
 
     @property
     def macro_f1(self) -> float | None:

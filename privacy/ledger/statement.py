@@ -336,10 +336,16 @@ def _samplings(ledger: Ledger) -> list[tuple[str, Poisson]]:
     return committed + [(event.label, event.sampling) for event in ledger.events]
 
 
+_ROWS = {"evaluation": "confusions", "ask": "shares"}
+"""What the row of a unit is where it is no update, by the label of the release."""
+
+
 def _covered(ledger: Ledger) -> list[str]:
     parts: dict[tuple[str, tuple[str, ...]], int] = {}
     for event in ledger.events:
-        key = (event.label, tuple(component.name for component in event.components))
+        names = (component.name for component in event.components)
+        row = _ROWS.get(event.label, "update")
+        key = (event.label, tuple(row if name == "update" else name for name in names))
         parts[key] = parts.get(key, 0) + 1
     return [f"{label}: {', '.join(names)} ({count} charged)" for (label, names), count in parts.items()]
 

@@ -349,6 +349,13 @@ RULES = (
     _asked_privately("data.nodes", 0, "nodes of many clients draw for themselves whom they train"),
     _asked_privately("audit.canaries", 0, "canaries take the places of clients that are trained on"),
     Rule(
+        lambda c: c.evaluation.confusion,
+        lambda c: c.evaluation.data == "private" and c.model.task == "classification",
+        "evaluation.confusion = true asks held-out clients what labels are taken for, with evaluation.data = 'private' "
+        "and model.task = 'classification' (now {c.evaluation.data!r}, {c.model.task!r}); leave it out: public records "
+        "show it for free",
+    ),
+    Rule(
         lambda c: c.evaluation.data == "private",
         lambda c: c.evaluation.epsilon <= c.privacy.epsilon,
         "evaluation.epsilon = {c.evaluation.epsilon:g} must be at most privacy.epsilon = {c.privacy.epsilon:g}, "

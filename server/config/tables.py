@@ -199,6 +199,8 @@ class Evaluation(Table):
         sampling_rate: probability with which each held-out client is asked. Less than 1 saves time, never noise.
         loss_bound: largest loss that counts, in nats; 0 takes that of a guess twice (two times the logarithm of the
             number of labels, or of the two answers of a pair), for a language model 10.
+        confusion: whether held-out clients also answer which labels they have and what the adapter takes them for, with
+            ``private``; all three answers then have more noise, by the root of 3/2.
         keep: adapter that a run ends with: that of the ``last`` round, or of the one with the ``best`` validation loss.
         patience: evaluations in a row without a better loss after which a run ends early; 0 never ends it early.
         rouge_records: number of test records whose answers ROUGE measures; 0 for none.
@@ -212,6 +214,7 @@ class Evaluation(Table):
     epsilon: NonNegative = 0.0
     sampling_rate: Rate = 1.0
     loss_bound: NonNegative = 0.0
+    confusion: bool = False
     keep: Literal["last", "best"] = "last"
     patience: CountOrAuto = 0
     rouge_records: CountOrAuto = 50

@@ -2,8 +2,10 @@
 
 Every held-out client answers two bounded numbers about the adapter that would be served: the mean loss of its records,
 clipped to a public range, and its share of right answers. Both are centred, so that a client moves a sum by half the
-range, and are ONE joint Gaussian release of multiplier z, in which each has z times the square root of 2. With S the
-noisy sum, c the centre, q the rate at which the n held-out clients are asked,
+range, and are ONE joint Gaussian release of multiplier z, in which each has z times the square root of 2. Where the
+confusions of a classifier are asked for, a client also brings the share of its records in every cell of the matrix, a
+row no longer than 1, and each of the three has z times the square root of 3. With S the noisy sum of a mean, c the
+centre, q the rate at which the n held-out clients are asked,
 
     estimate = c + S / (q n),    its variance over noise and drawing <= (z sqrt(2) c / (q n))^2 + (1 - q) c^2 / (q n)
 
@@ -23,11 +25,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from client.models.tasks import Metrics
-from privacy.clipping.norms import NoUpdate
+from privacy.clipping.norms import FlatClip, NoUpdate
 from privacy.contribution import Plan
 from privacy.events import PartPoisson
 from privacy.mechanism import Release
 from privacy.queries import BoundedMean
+from server.evaluation.shares import nearest_shares
 from server.run_folder.round_record import RoundRecord
 
 if TYPE_CHECKING:
@@ -39,9 +42,9 @@ NORMAL_95 = 1.959964
 LOSS_OF_A_TOKEN = 10.0
 
 
-def accuracy_within(sampling: PartPoisson, noise_multiplier: float) -> float:
-    """Half the width of the 95 % interval around an accuracy, from noise and drawing."""
-    return within(BoundedMean(1.0, math.sqrt(0.5) * noise_multiplier, centred=True), sampling)
+def accuracy_within(sampling: PartPoisson, noise_multiplier: float, answers: int = 2) -> float:
+    """Half the width of the 95 % interval around an accuracy that is one of so many answers, from noise and drawing."""
+    return within(BoundedMean(1.0, math.sqrt(answers) * noise_multiplier / 2, centred=True), sampling)
 
 
 def within(query: BoundedMean, sampling: PartPoisson) -> float:
@@ -62,21 +65,24 @@ class PrivateEvaluation:
 
     Attributes:
         sampling: of the held-out clients.
-        noise_multiplier: of both answers together, as committed.
+        noise_multiplier: of all answers together, as committed.
         loss_bound: in nats.
+        classes: labels of the matrix of confusions; 0 where it is not asked for.
     """
 
     sampling: PartPoisson
     noise_multiplier: float
     loss_bound: float
+    classes: int = 0
 
     @property
     def plan(self) -> Plan:
-        """The plan of a release: the two bounded means that a held-out client is asked for."""
-        each = math.sqrt(2.0) * self.noise_multiplier
+        """The plan of a release: the two bounded means that a held-out client is asked for, and its confusions."""
+        each = math.sqrt(3.0 if self.classes else 2.0) * self.noise_multiplier
         loss = BoundedMean(self.loss_bound, each * self.loss_bound / 2, "loss", centred=True)
         accuracy = BoundedMean(1.0, each / 2, "accuracy", centred=True, of="accuracies")
-        return Plan(NoUpdate(), 1.0, (loss, accuracy))
+        means = (loss, accuracy)
+        return Plan(FlatClip(1.0, self.classes**2), each, means) if self.classes else Plan(NoUpdate(), 1.0, means)
 
     def estimate(self, release: Release) -> Metrics:
         """The metrics that a release stands for, each inside its range, with its interval."""
@@ -88,7 +94,18 @@ class PrivateEvaluation:
                 query.name: min(max(mean, 0.0), query.bound),
                 f"{query.name}_within": within(query, self.sampling),
             }
+        if self.classes:
+            values |= self._confusions(release)
         return Metrics(count=round(release.expected_units), **values)
+
+    def _confusions(self, release: Release) -> dict[str, Any]:
+        """The matrix as counts of the held-out clients, each its records' share, none below 0, with its interval."""
+        noisy, members = release.update.double(), self.sampling.members
+        counts = members * nearest_shares(noisy, float(noisy.sum().clamp(0.0, 1.0)))
+        missed = math.sqrt((1.0 - self.sampling.rate) / release.expected_units)
+        one = math.hypot(release.plan.noise_std(release.expected_units), missed)
+        matrix = tuple(tuple(map(round, row)) for row in counts.reshape(self.classes, -1).tolist())
+        return {"confusion": matrix, "confusion_within": NORMAL_95 * members * one}
 
     def measure(self, strategy: "DpFedAvg") -> Metrics | None:
         """Charge for, and release, what held-out clients say of the served adapter; None where nothing pays for it."""
@@ -105,5 +122,13 @@ def last_measured(records: Iterable[RoundRecord], round: int) -> Metrics:
     for one in sorted(records, key=lambda record: -record.round):
         loss, accuracy = one.validation_loss, one.validation_accuracy
         if round in (0, one.round) and loss is not None and accuracy is not None:
-            return Metrics(loss, accuracy, 0, None, None, one.validation_loss_within, one.validation_accuracy_within)
+            return Metrics(
+                loss,
+                accuracy,
+                0,
+                confusion=one.validation_confusion,
+                loss_within=one.validation_loss_within,
+                accuracy_within=one.validation_accuracy_within,
+                confusion_within=one.validation_confusion_within,
+            )
     raise ValueError("no evaluation on held-out clients was released; each that was charged is lost")

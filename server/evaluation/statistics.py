@@ -17,6 +17,7 @@ from client.record_level.statistics import Question
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
 from server.evaluation.private import NORMAL_95
+from server.evaluation.shares import nearest_shares
 
 LONGEST: Final = 4096
 COHORT: Final = 100
@@ -63,9 +64,9 @@ def answers(question: Question, mean: Tensor, *, everyone: bool = True) -> dict[
     if not everyone:
         noisy["records"][0] = 1.0 - noisy["records"][1:].sum()
         of_units_within *= math.sqrt(len(noisy["records"]) - 1)
-    records = _fitted(noisy["records"], 1.0)
+    records = nearest_shares(noisy["records"], 1.0)
     filled = 1.0 - float(records[0])
-    blocks = {name: records if name == "records" else _fitted(part, filled) for name, part in noisy.items()}
+    blocks = {name: records if name == "records" else nearest_shares(part, filled) for name, part in noisy.items()}
     of_units = _quantiles(noisy["records"], records, RECORDS, within)
     of_texts = _quantiles(noisy["tokens"], blocks["tokens"], TOKENS, within)
     below = blocks["tokens"].cumsum(0)
@@ -90,17 +91,6 @@ def answers(question: Question, mean: Tensor, *, everyone: bool = True) -> dict[
             "site.records-per-unit": of_units[str(KEPT_UNITS)]["value"] or 0,
         },
     }
-
-
-def _fitted(noisy: Tensor, total: float) -> Tensor:
-    """The shares nearest to noisy ones, none below 0, that sum to ``total``: most of the noise of empty bins goes.
-
-    Projection onto the simplex; Duchi et al. 2008 (ICML), Figure 1.
-    """
-    ordered = noisy.sort(descending=True).values
-    excess = (ordered.cumsum(0) - total) / torch.arange(1, len(noisy) + 1)
-    last = int(torch.nonzero(ordered > excess)[-1]) if bool((ordered > excess).any()) else 0
-    return (noisy - excess[last]).clamp(0.0)
 
 
 def _quantiles(

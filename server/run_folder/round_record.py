@@ -124,6 +124,8 @@ class RoundRecord:
         validation_perplexity: of a language model.
         validation_loss_within, validation_accuracy_within: of values that held-out units gave with noise: half the
             width of the 95 % interval around them. None for values on public records.
+        validation_confusion, validation_confusion_within: a matrix of confusions that they gave, in units, by label
+            (row) and answer (column), and that width of every cell; left out of the JSON form where there is none.
         update_norm: L2 norm of the released, noisy update.
         noise_norm: its part that noise alone explains in expectation, s*sqrt(d) (from the plan: public).
         signal_estimate: sqrt(max(update_norm^2 - d*s^2, 0)), a post-processing of the release.
@@ -153,6 +155,8 @@ class RoundRecord:
     validation_perplexity: float | None = None
     validation_loss_within: float | None = None
     validation_accuracy_within: float | None = None
+    validation_confusion: tuple[tuple[int, ...], ...] | None = None
+    validation_confusion_within: float | None = None
     update_norm: float | None = None
     noise_norm: float | None = None
     signal_estimate: float | None = None
@@ -233,6 +237,8 @@ class RoundRecord:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seconds"}
         values["extra"] = dict(self.extra)
         values["presence"] = None if self.presence is None else asdict(self.presence)
+        if self.validation_confusion is None:
+            del values["validation_confusion"], values["validation_confusion_within"]
         return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
@@ -244,6 +250,8 @@ class RoundRecord:
                 restored[name] = float(restored[name])
         if restored.get("presence") is not None:
             restored["presence"] = Presence(**restored["presence"])
+        if restored.get("validation_confusion") is not None:
+            restored["validation_confusion"] = tuple(map(tuple, restored["validation_confusion"]))
         restored["extra"] = released_values({name: float(value) for name, value in restored.get("extra", {}).items()})
         return cls(**restored)
 
@@ -260,7 +268,10 @@ def validation_fields(metrics: "Metrics | None") -> dict[str, Any]:
     """The fields of a record that hold metrics on the public validation set; none where it was not evaluated."""
     if metrics is None:
         return {}
+    released = metrics.confusion_within is not None
     return {
+        "validation_confusion": metrics.confusion if released else None,
+        "validation_confusion_within": metrics.confusion_within,
         "validation_loss": metrics.loss,
         "validation_accuracy": metrics.accuracy,
         "validation_macro_f1": metrics.macro_f1,
@@ -278,10 +289,12 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "extra": (ReleasedValues,),
     "not_private": (str, type(None)),
     "presence": (Presence, type(None)),
+    "validation_confusion": (tuple, type(None)),
     **dict.fromkeys(
         (
             *("clip_bound", "validation_loss", "validation_accuracy", "validation_macro_f1", "validation_perplexity"),
             *("update_norm", "noise_norm", "signal_estimate", "validation_loss_within", "validation_accuracy_within"),
+            "validation_confusion_within",
         ),
         _OPTIONAL,
     ),

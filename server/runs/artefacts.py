@@ -219,8 +219,14 @@ def _json_text(values: Mapping[str, Any]) -> str:
 
 def split_results(split: str, metrics: Metrics) -> dict[str, Any]:
     """The entries of results.json for the metrics of a split."""
-    values = {"macro_f1": metrics.macro_f1, "perplexity": metrics.perplexity, "records": metrics.count or None}
+    values: dict[str, Any] = {
+        "macro_f1": metrics.macro_f1,
+        "perplexity": metrics.perplexity,
+        "records": metrics.count or None,
+    }
     values |= {"loss_within": metrics.loss_within, "accuracy_within": metrics.accuracy_within}
+    if metrics.confusion_within is not None:
+        values |= {"confusion": metrics.confusion, "confusion_within": metrics.confusion_within}
     return {
         f"{split}_accuracy": metrics.accuracy,
         f"{split}_loss": metrics.loss,

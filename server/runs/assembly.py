@@ -24,6 +24,7 @@ from client.models.base import refuse_batch_dependent_positions, refuse_longer_t
 from client.models.files import fingerprint
 from client.models.lora import LoraSpec, adapter_layout, initial_adapter
 from client.models.targets import targets_of
+from client.models.tasks import MOST_CLASSES
 from client.record_level.training import noise_of
 from client.secure_sum import LIST_FILE, identity_file
 from client.worker import Job
@@ -143,6 +144,11 @@ def make_assembly(config: RunConfig, parts: Methods, data: PreparedData, folder:
     """
     spec, layout, start = adapter_of(config, parts, data.num_labels, folder)
     refuse_other_labels(config, data.label_names, folder)
+    if config.evaluation.confusion and data.num_labels > MOST_CLASSES:
+        raise ConfigError(
+            f"evaluation.confusion = true counts at most {MOST_CLASSES} labels, the data have {data.num_labels}: leave "
+            "it out"
+        )
     job = Job(
         model=config.model.name,
         task=config.model.task,

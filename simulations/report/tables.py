@@ -192,6 +192,8 @@ class Classes:
         names: in the order of the matrix.
         matrix: records by class (row) and answer (column), with their share of the row; empty where it is too large.
         confusions: (class, answer, records) of the most frequent mistakes.
+        held_out: the same matrix as held-out units gave it with noise, in units; empty where none was asked.
+        held_out_within: half the width of the 95 % interval around each of its cells.
     """
 
     macro_f1: str
@@ -199,6 +201,8 @@ class Classes:
     names: list[str]
     matrix: list[tuple[str, list[tuple[int, float]]]]
     confusions: list[tuple[str, str, int]]
+    held_out: list[tuple[str, list[int]]]
+    held_out_within: float
 
 
 def classes(run: Run) -> Classes | None:
@@ -223,8 +227,11 @@ def classes(run: Run) -> Classes | None:
             (str(name), [(count, count / (sum(row) or 1)) for count in row])
             for name, row in zip(names, found, strict=True)
         ]
-    macro = run.result("test_macro_f1")
-    return Classes(_share(macro), rows, list(map(str, names)), matrix, mistakes[:MOST_CONFUSIONS])
+    macro, called = run.result("test_macro_f1"), list(map(str, names))
+    released = results.get("validation_confusion", []) if len(names) <= MOST_DRAWN else []
+    within = run.result("validation_confusion_within") or 0.0
+    held_out = list(zip(called, released, strict=False))
+    return Classes(_share(macro), rows, called, matrix, mistakes[:MOST_CONFUSIONS], held_out, within)
 
 
 def _share(value: float | None) -> str:

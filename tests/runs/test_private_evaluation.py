@@ -24,6 +24,8 @@ from server.run_folder.verify import verify_run
 from server.runs.lifecycle import ending_words
 from server.runs.loop import Loop
 from simulations.engines.inprocess import run_inprocess
+from simulations.report.page import render
+from simulations.report.read_run import read_run
 from strategies.controllers.fixed import Fixed
 from strategies.messages.client_update import TrainRequest
 from tests.cases.finished_runs import settings
@@ -99,6 +101,37 @@ def test_without_noise_the_estimate_is_the_mean_over_held_out_clients(tmp_path: 
         np.mean([min(metrics.loss, 2 * math.log(2)) for metrics in found]), abs=1e-5
     )
     assert record.validation_accuracy == pytest.approx(np.mean([metrics.accuracy for metrics in found]), abs=1e-9)
+
+
+def test_confusions_are_the_mean_shares_of_held_out_clients(tmp_path: Path) -> None:
+    noiseless = {"privacy.non-private": True, "privacy.noise": "insecure-zero", "evaluation.every": 4}
+    folder = make(tmp_path, **noiseless, **{"evaluation.confusion": True})
+    (cache,) = (path for path in (tmp_path / "cache").iterdir() if (path / "meta.json").is_file())
+    data, spec = PreparedData.open(cache), read_spec(folder / "adapter")
+    own = settings(tmp_path, "classification", "random:bert", **PRIVATE)
+    job = Job(model="random:bert", task="classification", num_labels=2, spec=spec, local=own.local, data="", seed=0)
+    model, _ = job.base.load(job.model, job.task, job.num_labels)
+    vector, engine = load_peft(folder / "adapter", adapter_layout(model, spec)), make_engine(job)
+    out = np.flatnonzero(held_out(12, 0.5, 0))
+    found = np.array([engine.evaluate(vector, data.client(i)).confusion for i in out], dtype=float)
+    exact = (found / found.sum((1, 2), keepdims=True)).sum(0)
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    assert np.abs(np.array(results["validation_confusion"]) - exact).max() <= 0.5, "counts of clients, rounded"
+    record = read_metrics(folder)[-1]
+    assert record.validation_confusion == tuple(map(tuple, results["validation_confusion"]))
+    assert (
+        "evaluation: confusions, loss, accuracy (1 charged)"
+        in json.loads((folder / "privacy.json").read_text())["covered"]
+    )
+
+
+def test_confusions_cost_what_was_committed_and_are_shown(tmp_path: Path) -> None:
+    folder = make(tmp_path, **{"evaluation.confusion": True})
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    assert np.array(results["validation_confusion"]).shape == (2, 2)
+    assert results["validation_confusion_within"] > 0
+    assert verify_run(folder).statement()["epsilon"] <= 20.0
+    assert "What held-out clients have (row) and what the adapter takes it for" in render(read_run(folder))
 
 
 def test_an_evaluation_that_is_lost_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

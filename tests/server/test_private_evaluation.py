@@ -75,6 +75,36 @@ def test_the_estimate_is_unbiased_and_its_interval_covers(ledger: Ledger, rate: 
             assert np.std(found[name]) == pytest.approx(width / NORMAL_95, rel=0.25)
 
 
+def test_confusions_are_unbiased_and_their_intervals_cover(ledger: Ledger) -> None:
+    _, out = split_units(Poisson(1.0, N), 0.4, 0, 1.0)
+    draws = simulation_generator(0, "cells")
+    shares = draws.dirichlet([6.0, 1.0, 2.0, 1.0, 6.0, 2.0, 1.0, 1.0, 9.0], N)
+    held = CohortSampler.create().draw(replace(out, rate=1.0), 0, label="evaluation").ids
+    exact, evaluation, sampler = shares[held].sum(0), PrivateEvaluation(out, 4.0, 1.5, 3), CohortSampler.create()
+    found, covered = [], 0
+    for round in range(REPEATS):
+        cohort = sampler.draw(out, round, label="evaluation")
+        units = Units(torch.from_numpy(shares[cohort.ids]), torch.ones(len(cohort)))
+        total = contribute(replace(units, accuracies=torch.ones(len(cohort))), evaluation.plan)
+        metrics = evaluation.estimate(charged_release(total, evaluation.plan, cohort, ledger=ledger))
+        assert metrics.confusion is not None
+        assert metrics.confusion_within is not None
+        found.append(np.array(metrics.confusion).ravel())
+        covered += int((np.abs(found[-1] - exact) <= metrics.confusion_within + 0.5).sum())
+    std = metrics.confusion_within / NORMAL_95
+    assert np.abs(np.mean(found, 0) - exact).max() < 5 * std / math.sqrt(REPEATS) + 0.5
+    cells = 9 * REPEATS
+    assert covered >= 0.95 * cells - 4 * math.sqrt(0.05 * 0.95 * cells)
+    assert np.std(found, 0).max() <= 1.25 * std, "nearest shares have no more noise than the release"
+
+
+def test_all_three_answers_together_cost_what_was_committed() -> None:
+    _, out = split_units(Poisson(1.0, N), 0.4, 0, 1.0)
+    plan = PrivateEvaluation(out, 3.0, 1.386, 4).plan
+    assert plan.effective_noise_multiplier == pytest.approx(3.0, rel=1e-9)
+    assert accuracy_within(out, 3.0, 3) == pytest.approx(within(plan.queries[1], out))  # type: ignore[arg-type]
+
+
 def test_both_answers_together_cost_what_was_committed() -> None:
     _, out = split_units(Poisson(1.0, N), 0.4, 0, 1.0)
     plan = PrivateEvaluation(out, 3.0, 1.386).plan
@@ -113,6 +143,8 @@ def test_sampling_saves_work_and_never_noise() -> None:
         ({"privacy.mode": "filter"}, "privacy.mode = 'filter' must be 'floor' with evaluation.data = 'private'"),
         ({"privacy.unit": "record", "clients": 1}, "privacy.unit = 'record' must be 'client'"),
         ({"audit.canaries": 4}, "audit.canaries = 4 must be 0 with evaluation.data = 'private'"),
+        ({"evaluation.confusion": True, "evaluation.data": "public"}, "evaluation.confusion = true asks held-out"),
+        ({"evaluation.confusion": True, "model.task": "causal-lm"}, "(now 'private', 'causal-lm')"),
         ({"evaluation.loss-bound": -1.0}, "evaluation.loss-bound"),
         ({"evaluation.held-out": 1.0}, "evaluation.held-out"),
     ],
