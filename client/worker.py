@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client.data.columns.shares import share_row
 from client.data.local import OwnData, ReadSettings
 from client.data.prepared import PreparedData
 from client.data.records import MOST_AT_ONCE, Records
@@ -52,7 +53,7 @@ class Job(Table):
         canaries: how many of the last clients are canaries of an audit, in a simulation.
         first_canary: the first of them.
         canary_key: file with the secret of their coins.
-        asks: clients bring what they say of their records (:meth:`client.data.records.Records.share_row`); nobody
+        asks: clients bring what they say of their records (:func:`client.data.columns.shares.share_row`); nobody
             trains.
     """
 
@@ -166,7 +167,7 @@ class Worker:
         total = Contribution.zero(request.plan)
         for start in range(0, len(request.clients), MOST_AT_ONCE):
             clients = [self.data.client(int(client)) for client in request.clients[start : start + MOST_AT_ONCE]]
-            rows = np.array([records.share_row(self.job.num_labels) for records in clients])
+            rows = np.array([share_row(records, self.job.num_labels, self.job.model) for records in clients])
             total = total + contribute(Units(torch.from_numpy(rows)), request.plan)
         return total
 

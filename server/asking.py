@@ -19,8 +19,8 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from client.data.columns.shares import parts_of
 from client.data.prepare import prepare
-from client.data.records import RECORDS, TOKENS
 from client.record_level.messages import SiteReply, SiteRequest
 from client.record_level.settings import RecordLevelSettings
 from client.record_level.statistics import ACTION, Question, price
@@ -139,7 +139,7 @@ def _of_sites(run: Run, ready: Assembly, grid: Grid, target: Target) -> dict[str
         for site, node in enumerate(nodes)
     ]
     labels = tuple(ready.data.label_names)
-    size = len(RECORDS) + len(TOKENS) + 2 + len(labels)
+    size = sum(parts_of(len(labels)).values())
     found, missing = dict[int, SiteReply](), dict[int, str]()
 
     def take(content: RecordDict, site: int) -> None:

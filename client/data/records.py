@@ -7,10 +7,6 @@ from typing import Final
 
 import numpy as np
 
-RECORDS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Upper ends of the bins of a unit's records; the last bin is open."""
-TOKENS: Final = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
-"""Upper ends of the bins of a text's tokens; the last bin is open."""
 MOST_AT_ONCE: Final = 4096
 """Units whose rows of shares are held at once."""
 
@@ -85,18 +81,6 @@ class Records:
             **{name: np.asarray(of[chosen]) for name in COLUMNS if (of := getattr(self, name)) is not None},
         )
 
-    def share_row(self, classes: int) -> np.ndarray:
-        """Describe these records as those of one unit, float64: each of the parts sums to at most 1.
-
-        The bin that the number of its records lies in; the share of them in every bin of length; with `classes` labels
-        the share with each.
-        """
-        found = [_shares(np.array([len(self)]), RECORDS), _shares(self.lengths, TOKENS)]
-        if classes:
-            assert self.labels is not None
-            found.append(np.bincount(np.asarray(self.labels), minlength=classes) / max(len(self), 1))
-        return np.concatenate(found)
-
     @staticmethod
     def from_lists(
         sequences: Iterable[Sequence[int]],
@@ -130,9 +114,3 @@ class Records:
             offsets=np.cumsum(lengths, dtype=np.int64),
             token_weights=np.concatenate(weights) if weights else None,
         )
-
-
-def _shares(values: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
-    """The share of values in every bin; zeros of none."""
-    counts = np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1)
-    return counts / max(len(values), 1)

@@ -49,21 +49,21 @@ def answer_site(message: Message, context: Context) -> Message:
             if reason:
                 return Message(refusal(request, reason).to_records(), reply_to=message)
             worker, folder = own_worker(request.job, node, several_units=True), folder / secrets.token_hex(8)
-        job = Job.from_json(request.job)
-        reply = tell(request, worker.data.client(request.client), job.num_labels, folder, account)
+        reply = tell(request, worker.data.client(request.client), worker.job, folder, account)
         return Message(reply.to_records(), reply_to=message)
 
 
-def tell(request: SiteRequest, records: Records, classes: int, folder: Path, account: At | None) -> SiteReply:
+def tell(request: SiteRequest, records: Records, job: Job, folder: Path, account: At | None) -> SiteReply:
     """A site's answer, with noise of its own; or why it gives none.
 
     Args:
+        job: how many labels the records have, and by whose tokenizer they were made.
         folder: new; for the ledger of this one answer.
     """
     site = request.site
     if not len(records):
         return refusal(request, "this site has no records")
-    source = Source.of_records(records, ("",) * classes, grouped=site.unit != "record")
+    source = Source.of_records(records, ("",) * job.num_labels, job.model, grouped=site.unit != "record")
     try:
         asked = price(len(source), site.unit, source.labels, site.epsilon, site.delta)
     except ValueError as error:  # of public numbers

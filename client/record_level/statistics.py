@@ -1,9 +1,9 @@
 """Statistics of the private units of one site, in public bins: priced, charged to a ledger of its own, released.
 
-A unit (a client, or what a site protects) brings one row (:meth:`client.data.records.Records.share_row`) of two or
-three parts, each of which sums to at most 1, so that it is no longer than the square root of 3. The rows of all units
+A unit (a client, or what a site protects) brings one row (:func:`client.data.columns.shares.share_row`) of three or
+four parts, each of which sums to at most 1, so that it is no longer than the square root of 4. The rows of all units
 are ONE Gaussian release of the mechanism, charged before any noise is drawn; every value of the mean over the n units
-has noise of z sqrt(3) / n. Guarantee: the (epsilon, delta) that was asked for, adding or removing one unit.
+has noise of z sqrt(4) / n. Guarantee: the (epsilon, delta) that was asked for, adding or removing one unit.
 """
 
 import math
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client.data.columns.shares import parts_of, share_row
 from client.data.prepared import PreparedData
-from client.data.records import MOST_AT_ONCE, RECORDS, TOKENS, Records
+from client.data.records import MOST_AT_ONCE, Records
 from privacy import durable
 from privacy.accountants import floor_commitment
 from privacy.clipping.norms import FlatClip
@@ -56,8 +57,7 @@ class Question:
     @property
     def parts(self) -> dict[str, int]:
         """The number of bins of every part of a row."""
-        found = {"records": len(RECORDS) + 1, "tokens": len(TOKENS) + 1}
-        return found | ({"labels": len(self.labels)} if self.labels else {})
+        return parts_of(len(self.labels))
 
     @property
     def plan(self) -> Plan:
@@ -77,6 +77,7 @@ class Source:
     Attributes:
         order, starts, stops: unit `i` has the records ``order[starts[i]:stops[i]]``.
         population: public number of units; more than there are where a node says so.
+        model: base model whose tokenizer made the records.
     """
 
     records: Records
@@ -85,25 +86,28 @@ class Source:
     starts: np.ndarray
     stops: np.ndarray
     population: int
+    model: str
 
     @staticmethod
-    def of(data: PreparedData, unit: str) -> "Source":
+    def of(data: PreparedData, unit: str, model: str) -> "Source":
         """Find the units of a simulation, or of one site, by what is protected: client, record or group."""
         if unit == "client":
-            return Source.of_clients(data, data.label_names)
-        return Source.of_records(data.train, data.label_names, grouped=unit == "group")
+            return Source.of_clients(data, data.label_names, model)
+        return Source.of_records(data.train, data.label_names, model, grouped=unit == "group")
 
     @staticmethod
-    def of_clients(data: "PreparedData | OwnData", labels: tuple[str, ...], population: int = 0) -> "Source":
+    def of_clients(
+        data: "PreparedData | OwnData", labels: tuple[str, ...], model: str, population: int = 0
+    ) -> "Source":
         """Units that are clients: of a simulation, or of a node with many."""
         records, stops = (data.train, data.stops) if isinstance(data, PreparedData) else (data.records, data.stops)
         assert stops is not None, "a node that is one client has no units to count"
         stops = np.asarray(stops)
         starts = np.asarray(data.starts) if isinstance(data, PreparedData) else np.append(0, stops[:-1])
-        return Source(records, labels, np.arange(len(records)), starts, stops, population or len(stops))
+        return Source(records, labels, np.arange(len(records)), starts, stops, population or len(stops), model)
 
     @staticmethod
-    def of_records(records: Records, labels: tuple[str, ...], *, grouped: bool) -> "Source":
+    def of_records(records: Records, labels: tuple[str, ...], model: str, *, grouped: bool) -> "Source":
         """Units that are records of one site, or groups of them.
 
         Raises:
@@ -112,14 +116,15 @@ class Source:
         from client.record_level.units import UnitIndex  # loads PEFT, which counting clients need not pay for
 
         index = UnitIndex.of(records, grouped=grouped)
-        return Source(records, labels, index.order, index.starts[:-1], index.starts[1:], len(index))
+        return Source(records, labels, index.order, index.starts[:-1], index.starts[1:], len(index), model)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def row(self, unit: int, question: Question) -> np.ndarray:
         """The row of shares of one unit, of its own records alone."""
-        return self.records.select(self.order[self.starts[unit] : self.stops[unit]]).share_row(len(question.labels))
+        own = self.records.select(self.order[self.starts[unit] : self.stops[unit]])
+        return share_row(own, len(question.labels), self.model)
 
 
 def price(population: int, unit: str, labels: tuple[str, ...], epsilon: float, delta: float) -> Question:

@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from client.data.records import RECORDS, TOKENS
+from client.data.columns.scripts import SCRIPTS
+from client.data.columns.shares import RECORDS, TOKENS
 from client.record_level.statistics import Question
 from server.config.load import ConfigError
 from server.config.schema import RunConfig
@@ -80,6 +81,7 @@ def answers(question: Question, mean: Tensor, *, everyone: bool = True) -> dict[
         "units_with_records": {"value": round(units * filled), "within": math.ceil(units * of_units_within)},
         "records_per_unit": {"shares": _named(blocks["records"], RECORDS), "quantiles": of_units},
         "tokens_per_text": {"shares": _named(blocks["tokens"], TOKENS), "quantiles": of_texts, "cut_at": cut},
+        "scripts": dict(zip(SCRIPTS, blocks["scripts"].tolist(), strict=True)),
         "labels": {
             name: float(share)
             for name, share in zip(question.labels, blocks.get("labels", torch.zeros(0)), strict=True)

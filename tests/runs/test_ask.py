@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import client.record_level.statistics
 import client.secure_sum
 import server.app
+from client.data.columns.shares import share_row
 from client.data.prepare import prepare
 from client.node import own_worker
 from client.settings import state_folder
@@ -140,7 +141,7 @@ def test_a_secure_sum_alone_is_opened_and_every_party_pays_before_its_share_of_t
     ((asked, mean),) = opened
     data = prepare(data_spec(uncut(config)))
     exact = sum(told)
-    rows = [data.client(number).share_row(2) for number in range(6)]
+    rows = [share_row(data.client(number), 2, config.model.name) for number in range(6)]
     assert torch.allclose(exact, torch.from_numpy(np.mean(rows, axis=0)), atol=1e-6)
     off = float((mean.double() - exact).std()) * NORMAL_95
     assert 0.6 * found["share_within"] < off < 1.3 * found["share_within"], "the noise of the parties' shares is there"

@@ -30,7 +30,7 @@ def source_of(texts: list[str], each: int = 1) -> Source:
     _, tokenizer = load_base("random:llama", "causal-lm")
     train = Records.from_lists([tokenizer(text)["input_ids"] for text in texts])
     starts = np.arange(0, len(texts), each)
-    return Source(train, (), np.arange(len(texts)), starts, starts + each, len(starts))
+    return Source(train, (), np.arange(len(texts)), starts, starts + each, len(starts), "random:bert")
 
 
 def by_letters(texts: Any) -> torch.Tensor:
@@ -47,7 +47,7 @@ def config(**changed: Any) -> Any:
 
 def test_a_row_of_votes_is_no_longer_than_one_and_a_units_own() -> None:
     source = source_of(["a", "b", "b", "c", "d", "a"], each=3)
-    empty = Source(source.records, (), source.order, np.array([0, 3, 3]), np.array([3, 3, 6]), 3)
+    empty = Source(source.records, (), source.order, np.array([0, 3, 3]), np.array([3, 3, 6]), 3, "random:bert")
     rows = vote_rows(empty, np.array([0, 1, 1, 2, 3, 0]), range(3), 4)
     assert rows.tolist() == [[1 / 3, 2 / 3, 0, 0], [0, 0, 0, 0], [1 / 3, 0, 1 / 3, 1 / 3]]
     assert (np.linalg.norm(rows, axis=1) <= 1).all()

@@ -10,7 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client.data.records import RECORDS, TOKENS, Records
+from client.data.columns.shares import RECORDS, TOKENS
+from client.data.records import Records
 from client.record_level.statistics import Question, Source, answer, price
 from privacy.errors import AccountRefused
 from privacy.ledger.account import Account
@@ -36,7 +37,7 @@ def made(seed: int = 0, units: int = UNITS, **changed: int) -> Source:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     train = Records(np.zeros(offsets[-1], np.int32), offsets, labels)
     stops = np.cumsum(sizes)
-    return Source(train, ("no", "yes"), np.arange(count), stops - sizes, stops, units)
+    return Source(train, ("no", "yes"), np.arange(count), stops - sizes, stops, units, "random:bert")
 
 
 def config(**changed: Any) -> Any:
@@ -72,7 +73,7 @@ def test_answers_are_near_the_truth_and_charged_first(question: Question, tmp_pa
     for name, share in zip(("no", "yes"), exact[-2:], strict=True):
         assert abs(found["labels"][name] - share) < 2.5 * found["share_within"]
     for level, value in found["tokens_per_text"]["quantiles"].items():
-        weights = np.cumsum(exact[len(RECORDS) + 1 : -2])
+        weights = np.cumsum(exact[len(RECORDS) + 1 : len(RECORDS) + len(TOKENS) + 2])
         right = next(edge for edge, below in zip(TOKENS, weights, strict=False) if below >= float(level) * weights[-1])
         assert value["least"] <= right
         assert value["most"] is None or right <= value["most"]

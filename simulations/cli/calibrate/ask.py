@@ -108,7 +108,7 @@ def _simulated(run: RunConfig) -> "Source":
     from server.evaluation.statistics import uncut
     from server.runs.assembly import data_spec
 
-    return Source.of(prepare(data_spec(uncut(run))), run.privacy.unit)
+    return Source.of(prepare(data_spec(uncut(run))), run.privacy.unit, run.model.name)
 
 
 def _of_node(run: RunConfig, text: str, target: "Target") -> "tuple[Source, At | None]":
@@ -139,15 +139,16 @@ def _of_node(run: RunConfig, text: str, target: "Target") -> "tuple[Source, At |
         epsilon=target.epsilon, releases=1, task=run.model.task, model=run.model.name, others=run.clients
     ):
         raise ConfigError(reason)
-    own = open_own(node.data, reading, node.model or run.model.name, node.folder)
+    model = node.model or run.model.name
+    own = open_own(node.data, reading, model, node.folder)
     if unit != "client":
-        return Source.of_records(own.records, labels, grouped=unit == "group"), owner.account
+        return Source.of_records(own.records, labels, model, grouped=unit == "group"), owner.account
     if own.stops is None or not node.clients.isdecimal() or int(node.clients) < own.clients:
         raise ConfigError(
             "privacy.unit = 'client': a node that is one client is one unit, which no noise can count; ask a node with "
             "many (clients=NUMBER in --node-config, no fewer than it has, and data.client-column)"
         )
-    return Source.of_clients(own, labels, int(node.clients)), owner.account
+    return Source.of_clients(own, labels, model, int(node.clients)), owner.account
 
 
 def _ask_federation(run: RunConfig, place: Path, target: "Target", consent: Consent, address: str, ca: Path) -> None:
@@ -218,6 +219,8 @@ def _page(found: Mapping[str, Any], preset: str) -> list[str]:
         lines.append(f"{title}, at most, of  " + ",  ".join(told))
     cut = [f"{edge}: {100 * share:.1f} %" for edge, share in found["tokens_per_text"]["cut_at"].items() if share > 1e-3]
     lines.append("Texts that a max-length cuts  " + ",  ".join(cut))
+    written = [f"{name}: {100 * share:.1f} %" for name, share in found["scripts"].items() if share > 1e-3]
+    lines.append("Scripts of texts  " + ",  ".join(written))
     if found["labels"]:
         shares = [f"{name}: {100 * share:.1f} %" for name, share in found["labels"].items()]
         lines.append(f"Labels, a mean over {unit}s  " + ",  ".join(shares))

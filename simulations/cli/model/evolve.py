@@ -63,7 +63,7 @@ def evolve_command(
         from server.runs.assembly import data_spec
 
         synthesis = Synthesis(samples, run.model.max_length, tuple(openings.split("|")), form=form)
-        source = Source.of(prepare(data_spec(run)), run.privacy.unit)
+        source = Source.of(prepare(data_spec(run)), run.privacy.unit, run.model.name)
         price = price_votes(source, run, epsilon, delta or run.privacy.delta, samples=samples, generations=generations)
         check_account(run, [price.commitment])
         agree(price.price, yes=yes)
