@@ -43,9 +43,8 @@ def scripts_of(records: Records, model: str) -> np.ndarray:
     """
     if not len(records):
         return np.zeros(0, dtype=np.int64)
-    rows = np.split(
-        np.asarray(records.tokens[records.offsets[0] : records.offsets[-1]]), np.cumsum(records.lengths)[:-1]
-    )
+    tokens = np.asarray(records.tokens[records.offsets[0] : records.offsets[-1]])
+    rows: list[list[int]] = [row.tolist() for row in np.split(tokens, np.cumsum(records.lengths)[:-1])]
     texts = _tokenizer(model).batch_decode(rows, skip_special_tokens=True)
     return np.array([SCRIPTS.index(script_of(text)) for text in texts], dtype=np.int64)
 
