@@ -157,8 +157,10 @@ class Worker:
         )
         rows = torch.zeros(len(found), request.plan.clip.params)
         if request.plan.clip.params:
-            counts = torch.tensor([metrics.confusion for metrics in found]).reshape(rows.shape)
-            rows = counts / counts.sum(1, keepdim=True)
+            counted = [metrics.count if metrics.confusion is None else metrics.confusion for metrics in found]
+            rows = torch.tensor(counted, dtype=torch.float64).reshape(rows.shape)
+            if self.job.num_labels:  # shares of records; of a language model the tokens that it predicts
+                rows /= rows.sum(1, keepdim=True)
         units = Units(rows, losses, accuracies=accuracies)
         return contribute(units, request.plan)
 

@@ -67,6 +67,7 @@ class Metrics:
         loss_within, accuracy_within: half the width of the 95 % interval around a value that was released with noise;
             None for values on public records, which are exact.
         confusion_within: the same for every cell of a matrix that was released with noise, which counts units.
+        tokens, tokens_within: how many tokens units said, with noise, that a language model predicts; and the same.
     """
 
     loss: float
@@ -77,6 +78,8 @@ class Metrics:
     loss_within: float | None = None
     accuracy_within: float | None = None
     confusion_within: float | None = None
+    tokens: float | None = None
+    tokens_within: float | None = None
 
     @property
     def macro_f1(self) -> float | None:

@@ -336,7 +336,7 @@ def _samplings(ledger: Ledger) -> list[tuple[str, Poisson]]:
     return committed + [(event.label, event.sampling) for event in ledger.events]
 
 
-_ROWS = {"evaluation": "confusions", "ask": "shares"}
+_ROWS = {"evaluation": "counts", "ask": "shares"}
 """What the row of a unit is where it is no update, by the label of the release."""
 
 

@@ -356,6 +356,12 @@ RULES = (
         "show it for free",
     ),
     Rule(
+        lambda c: c.evaluation.tokens,
+        lambda c: c.evaluation.data == "private" and c.model.task not in ("classification", "preference"),
+        "evaluation.tokens = {c.evaluation.tokens} asks held-out clients how many tokens a language model predicts, "
+        "with evaluation.data = 'private' (now {c.evaluation.data!r}, {c.model.task!r}); leave it out",
+    ),
+    Rule(
         lambda c: c.evaluation.data == "private",
         lambda c: c.evaluation.epsilon <= c.privacy.epsilon,
         "evaluation.epsilon = {c.evaluation.epsilon:g} must be at most privacy.epsilon = {c.privacy.epsilon:g}, "

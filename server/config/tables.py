@@ -201,6 +201,8 @@ class Evaluation(Table):
             number of labels, or of the two answers of a pair), for a language model 10.
         confusion: whether held-out clients also answer which labels they have and what the adapter takes them for, with
             ``private``; all three answers then have more noise, by the root of 3/2.
+        tokens: most tokens of a held-out client that count, where a language model's held-out clients also answer how
+            many it predicts, with ``private``; the same noise. 0 does not ask.
         keep: adapter that a run ends with: that of the ``last`` round, or of the one with the ``best`` validation loss.
         patience: evaluations in a row without a better loss after which a run ends early; 0 never ends it early.
         rouge_records: number of test records whose answers ROUGE measures; 0 for none.
@@ -215,6 +217,7 @@ class Evaluation(Table):
     sampling_rate: Rate = 1.0
     loss_bound: NonNegative = 0.0
     confusion: bool = False
+    tokens: CountOrAuto = 0
     keep: Literal["last", "best"] = "last"
     patience: CountOrAuto = 0
     rouge_records: CountOrAuto = 50

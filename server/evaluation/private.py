@@ -2,10 +2,11 @@
 
 Every held-out client answers two bounded numbers about the adapter that would be served: the mean loss of its records,
 clipped to a public range, and its share of right answers. Both are centred, so that a client moves a sum by half the
-range, and are ONE joint Gaussian release of multiplier z, in which each has z times the square root of 2. Where the
-confusions of a classifier are asked for, a client also brings the share of its records in every cell of the matrix, a
-row no longer than 1, and each of the three has z times the square root of 3. With S the noisy sum of a mean, c the
-centre, q the rate at which the n held-out clients are asked,
+range, and are ONE joint Gaussian release of multiplier z, in which each has z times the square root of 2. A third
+answer may be asked for, and each of the three then has z times the square root of 3: of a classifier the share of the
+client's records in every cell of the matrix of confusions, a row no longer than 1; of a language model how many tokens
+it predicts for the client, clipped. With S the noisy sum of a mean, c the centre, q the rate at which the n held-out
+clients are asked,
 
     estimate = c + S / (q n),    its variance over noise and drawing <= (z sqrt(2) c / (q n))^2 + (1 - q) c^2 / (q n)
 
@@ -68,21 +69,25 @@ class PrivateEvaluation:
         noise_multiplier: of all answers together, as committed.
         loss_bound: in nats.
         classes: labels of the matrix of confusions; 0 where it is not asked for.
+        tokens: most tokens of a client that count; 0 where they are not asked for.
     """
 
     sampling: PartPoisson
     noise_multiplier: float
     loss_bound: float
     classes: int = 0
+    tokens: int = 0
 
     @property
     def plan(self) -> Plan:
         """The plan of a release: the two bounded means that a held-out client is asked for, and its confusions."""
-        each = math.sqrt(3.0 if self.classes else 2.0) * self.noise_multiplier
+        each = math.sqrt(3.0 if self.classes or self.tokens else 2.0) * self.noise_multiplier
         loss = BoundedMean(self.loss_bound, each * self.loss_bound / 2, "loss", centred=True)
         accuracy = BoundedMean(1.0, each / 2, "accuracy", centred=True, of="accuracies")
         means = (loss, accuracy)
-        return Plan(FlatClip(1.0, self.classes**2), each, means) if self.classes else Plan(NoUpdate(), 1.0, means)
+        if self.classes:
+            return Plan(FlatClip(1.0, self.classes**2), each, means)
+        return Plan(FlatClip(float(self.tokens), 1), each, means) if self.tokens else Plan(NoUpdate(), 1.0, means)
 
     def estimate(self, release: Release) -> Metrics:
         """The metrics that a release stands for, each inside its range, with its interval."""
@@ -96,16 +101,23 @@ class PrivateEvaluation:
             }
         if self.classes:
             values |= self._confusions(release)
+        elif self.tokens:
+            told = self.sampling.members * float(release.update[0].clamp(0.0, self.tokens))
+            values |= {"tokens": told, "tokens_within": self._total_within(release, self.tokens)}
         return Metrics(count=round(release.expected_units), **values)
 
     def _confusions(self, release: Release) -> dict[str, Any]:
         """The matrix as counts of the held-out clients, each its records' share, none below 0, with its interval."""
         noisy, members = release.update.double(), self.sampling.members
         counts = members * nearest_shares(noisy, float(noisy.sum().clamp(0.0, 1.0)))
-        missed = math.sqrt((1.0 - self.sampling.rate) / release.expected_units)
-        one = math.hypot(release.plan.noise_std(release.expected_units), missed)
         matrix = tuple(tuple(map(round, row)) for row in counts.reshape(self.classes, -1).tolist())
-        return {"confusion": matrix, "confusion_within": NORMAL_95 * members * one}
+        return {"confusion": matrix, "confusion_within": self._total_within(release, 1.0)}
+
+    def _total_within(self, release: Release, bound: float) -> float:
+        """Half the width of the 95 % interval around a sum over all held-out clients of values from 0 to ``bound``."""
+        missed = bound * math.sqrt((1.0 - self.sampling.rate) / release.expected_units)
+        one = math.hypot(release.plan.noise_std(release.expected_units), missed)
+        return NORMAL_95 * self.sampling.members * one
 
     def measure(self, strategy: "DpFedAvg") -> Metrics | None:
         """Charge for, and release, what held-out clients say of the served adapter; None where nothing pays for it."""
@@ -130,5 +142,7 @@ def last_measured(records: Iterable[RoundRecord], round: int) -> Metrics:
                 loss_within=one.validation_loss_within,
                 accuracy_within=one.validation_accuracy_within,
                 confusion_within=one.validation_confusion_within,
+                tokens=one.validation_tokens,
+                tokens_within=one.validation_tokens_within,
             )
     raise ValueError("no evaluation on held-out clients was released; each that was charged is lost")

@@ -125,7 +125,8 @@ class RoundRecord:
         validation_loss_within, validation_accuracy_within: of values that held-out units gave with noise: half the
             width of the 95 % interval around them. None for values on public records.
         validation_confusion, validation_confusion_within: a matrix of confusions that they gave, in units, by label
-            (row) and answer (column), and that width of every cell; left out of the JSON form where there is none.
+            (row) and answer (column), and that width of every cell.
+        validation_tokens, validation_tokens_within: tokens that a language model predicts for them, as they said.
         update_norm: L2 norm of the released, noisy update.
         noise_norm: its part that noise alone explains in expectation, s*sqrt(d) (from the plan: public).
         signal_estimate: sqrt(max(update_norm^2 - d*s^2, 0)), a post-processing of the release.
@@ -157,6 +158,8 @@ class RoundRecord:
     validation_accuracy_within: float | None = None
     validation_confusion: tuple[tuple[int, ...], ...] | None = None
     validation_confusion_within: float | None = None
+    validation_tokens: float | None = None
+    validation_tokens_within: float | None = None
     update_norm: float | None = None
     noise_norm: float | None = None
     signal_estimate: float | None = None
@@ -230,15 +233,16 @@ class RoundRecord:
         return self.expected_cohort / self.seconds if self.seconds > 0 else math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON without the wall time.
+        """The record as plain JSON without the wall time, and without answers that the run did not ask for.
 
         Non-finite numbers become the strings "nan", "inf" and "-inf".
         """
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seconds"}
         values["extra"] = dict(self.extra)
         values["presence"] = None if self.presence is None else asdict(self.presence)
-        if self.validation_confusion is None:
-            del values["validation_confusion"], values["validation_confusion_within"]
+        for name in ("validation_confusion", "validation_tokens"):
+            if values[name] is None:
+                del values[name], values[f"{name}_within"]
         return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
@@ -272,6 +276,8 @@ def validation_fields(metrics: "Metrics | None") -> dict[str, Any]:
     return {
         "validation_confusion": metrics.confusion if released else None,
         "validation_confusion_within": metrics.confusion_within,
+        "validation_tokens": metrics.tokens,
+        "validation_tokens_within": metrics.tokens_within,
         "validation_loss": metrics.loss,
         "validation_accuracy": metrics.accuracy,
         "validation_macro_f1": metrics.macro_f1,
@@ -294,7 +300,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
         (
             *("clip_bound", "validation_loss", "validation_accuracy", "validation_macro_f1", "validation_perplexity"),
             *("update_norm", "noise_norm", "signal_estimate", "validation_loss_within", "validation_accuracy_within"),
-            "validation_confusion_within",
+            *("validation_confusion_within", "validation_tokens", "validation_tokens_within"),
         ),
         _OPTIONAL,
     ),

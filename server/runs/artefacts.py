@@ -225,6 +225,7 @@ def split_results(split: str, metrics: Metrics) -> dict[str, Any]:
         "records": metrics.count or None,
     }
     values |= {"loss_within": metrics.loss_within, "accuracy_within": metrics.accuracy_within}
+    values |= {"tokens": metrics.tokens, "tokens_within": metrics.tokens_within}
     if metrics.confusion_within is not None:
         values |= {"confusion": metrics.confusion, "confusion_within": metrics.confusion_within}
     return {

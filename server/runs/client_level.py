@@ -87,7 +87,7 @@ def run_client_level(run: Run, grid: Grid) -> None:
             step = next(step for step in assembly.commitment.floor if step.label == "evaluation")
             bound = asked.loss_bound or default_bound(assembly.data.num_labels, config.model.task)
             classes = assembly.data.num_labels if asked.confusion else 0
-            held_out = PrivateEvaluation(held_out_sampling(config), step.noise_multiplier, bound, classes)
+            held_out = PrivateEvaluation(held_out_sampling(config), step.noise_multiplier, bound, classes, asked.tokens)
         loop = Loop(
             strategy,
             evaluate,

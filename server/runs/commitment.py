@@ -66,7 +66,7 @@ def evaluation_steps(config: RunConfig) -> tuple[FloorStep, ...]:
     with name_target(target, " of the private evaluations (evaluation.epsilon, else privacy.epsilon)"):
         found = calibrate_noise(target, privacy.delta, sampling, count, force=True)
     step = FloorStep("evaluation", sampling, max(found, WEAKEST_NOISE_MULTIPLIER), count)
-    within = accuracy_within(sampling, step.noise_multiplier, 3 if asked.confusion else 2)
+    within = accuracy_within(sampling, step.noise_multiplier, 3 if asked.confusion or asked.tokens else 2)
     if within > MOST_WITHIN and not privacy.non_private:
         raise ConfigError(
             f"evaluation.data = 'private': {sampling.members} held-out clients, asked {count} times with noise "

@@ -120,8 +120,7 @@ def test_confusions_are_the_mean_shares_of_held_out_clients(tmp_path: Path) -> N
     record = read_metrics(folder)[-1]
     assert record.validation_confusion == tuple(map(tuple, results["validation_confusion"]))
     assert (
-        "evaluation: confusions, loss, accuracy (1 charged)"
-        in json.loads((folder / "privacy.json").read_text())["covered"]
+        "evaluation: counts, loss, accuracy (1 charged)" in json.loads((folder / "privacy.json").read_text())["covered"]
     )
 
 
@@ -132,6 +131,21 @@ def test_confusions_cost_what_was_committed_and_are_shown(tmp_path: Path) -> Non
     assert results["validation_confusion_within"] > 0
     assert verify_run(folder).statement()["epsilon"] <= 20.0
     assert "What held-out clients have (row) and what the adapter takes it for" in render(read_run(folder))
+
+
+def test_tokens_are_the_clipped_counts_of_held_out_clients(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    noiseless = {"privacy.non-private": True, "privacy.noise": "insecure-zero", "evaluation.every": 4}
+    changed = {**PRIVATE, **noiseless, "model.targets": "q_proj,v_proj", "evaluation.tokens": 31}
+    run_inprocess(settings(tmp_path, "causal-lm", "random:llama", **changed), folder)
+    (cache,) = (path for path in (tmp_path / "cache").iterdir() if (path / "meta.json").is_file())
+    data = PreparedData.open(cache)
+    counts = [int((data.client(i).lengths - 1).sum()) for i in np.flatnonzero(held_out(12, 0.5, 0))]
+    assert min(counts) <= 31 < max(counts), "some are clipped"
+    record, results = read_metrics(folder)[-1], json.loads((folder / RESULTS_FILE).read_text())
+    assert record.validation_tokens == pytest.approx(sum(min(count, 31) for count in counts), rel=1e-5)
+    assert results["validation_tokens"] == record.validation_tokens
 
 
 def test_an_evaluation_that_is_lost_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,9 @@ def test_all_three_answers_together_cost_what_was_committed() -> None:
     _, out = split_units(Poisson(1.0, N), 0.4, 0, 1.0)
     plan = PrivateEvaluation(out, 3.0, 1.386, 4).plan
     assert plan.effective_noise_multiplier == pytest.approx(3.0, rel=1e-9)
+    assert PrivateEvaluation(out, 3.0, 1.386, tokens=500).plan.effective_noise_multiplier == pytest.approx(
+        3.0, rel=1e-9
+    )
     assert accuracy_within(out, 3.0, 3) == pytest.approx(within(plan.queries[1], out))  # type: ignore[arg-type]
 
 
@@ -145,6 +148,7 @@ def test_sampling_saves_work_and_never_noise() -> None:
         ({"audit.canaries": 4}, "audit.canaries = 4 must be 0 with evaluation.data = 'private'"),
         ({"evaluation.confusion": True, "evaluation.data": "public"}, "evaluation.confusion = true asks held-out"),
         ({"evaluation.confusion": True, "model.task": "causal-lm"}, "(now 'private', 'causal-lm')"),
+        ({"evaluation.tokens": 100}, "evaluation.tokens = 100 asks held-out clients"),
         ({"evaluation.loss-bound": -1.0}, "evaluation.loss-bound"),
         ({"evaluation.held-out": 1.0}, "evaluation.held-out"),
     ],

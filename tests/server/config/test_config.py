@@ -35,7 +35,7 @@ def another(kind: Any, default: Any) -> Any:
 KEPT = {"privacy.trust": "server", "privacy.unit": "client", "data.held-by": "server", "engine.ray-address": ""}
 KEPT |= {"data.separator": "", "data.unit-column": "", "data.client-column": "", "engine.checkpoint-blocks": False}
 KEPT |= {"engine.attention": "sdpa", "privacy.noise-correlation": "none", "privacy.bands": 0, "data.nodes": 0}
-KEPT |= {"privacy.buffers": 0, "evaluation.confusion": False}
+KEPT |= {"privacy.buffers": 0, "evaluation.confusion": False, "evaluation.tokens": 0}
 KEPT |= {"site.sampling-level": "user", "evaluation.data": "public"}
 
 
