@@ -1,6 +1,7 @@
 import pytest
 
 from server.config.load import ConfigError, parse
+from server.config.methods import methods
 from simulations.presets.asked import ask
 from simulations.presets.load import absolute_paths, configure, describe, find, parse_setting, preset_files
 
@@ -61,6 +62,7 @@ def test_every_preset_parses_and_says_what_it_is(name, tmp_path):
     assert asked.run.name == name
     assert (asked.phases is not None) == (preset_files()[name].parent.name == "phases")
     assert len(describe(preset_files()[name])) > 20
+    methods(asked.run)  # its methods take its settings, so that it is not refused by its own
 
 
 def test_settings_and_overrides_go_on_top_of_a_file(tmp_path):
