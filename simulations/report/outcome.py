@@ -210,11 +210,15 @@ def resumed_text(run: Run) -> str:
     return text
 
 
-def training_time(run: Run) -> str | None:
-    """The wall time of the whole run, or of the rounds if the run did not get to its end."""
+def run_time(run: Run) -> str | None:
+    """The wall time of the whole run, or of its rounds if it did not get to its end."""
     seconds = run.result("seconds")
-    if seconds is None and run.metrics:
-        seconds = sum(record.seconds for record in run.metrics)
+    return training_time(run) if seconds is None else duration_text(seconds)
+
+
+def training_time(run: Run) -> str | None:
+    """The wall time of the rounds and their evaluations, or of the whole run where that of the rounds is not known."""
+    seconds = sum(record.seconds for record in run.metrics) or run.result("seconds")
     return None if seconds is None else duration_text(seconds)
 
 

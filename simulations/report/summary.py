@@ -21,9 +21,9 @@ from simulations.report.outcome import (
     guaranteed_pair,
     privacy_text,
     resumed_text,
+    run_time,
     selective_text,
     state_text,
-    training_time,
 )
 from simulations.report.read_run import Run, read_run
 
@@ -53,7 +53,7 @@ def summary_lines(run: Run) -> list[Text]:
     if run.state not in _STYLES and run.status:
         asides.append(Text(run.status.message, "red"))
     asides += [Text.assemble((f"{label}: ", "dim"), said) for label, said in _answers(run)]
-    time = training_time(run)
+    time = run_time(run)
     head = f"{run.name}: {state_text(run).lower()}" + (f" in {time}" if time else "")
     good = "; ".join(_quality(run))
     privacy = Text.assemble(("privacy: ", "dim"), Text("; ".join(_privacy(run)), "bold red" if run.not_private else ""))

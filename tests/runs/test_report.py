@@ -80,7 +80,7 @@ def test_a_complete_run_shows_its_numbers_guarantee_and_next_step(page: Page, co
     assert "Test accuracy 81.2 %" in page.text
     assert f"Privacy ε ≤ {epsilon_text(guarantee['epsilon'])} at δ = 1e-5" in page.text
     assert "5 of 5" in page.text
-    assert "2:05" in page.text
+    assert "Time in training 17 s" in page.text
     assert 'load_base("minilm", "classification", num_labels=7)' in page.text
     assert f'PeftModel.from_pretrained(base, "{complete_run.parent.name}/small-1/adapter")' in page.text
     assert f"lacquer export {complete_run.parent.name}/small-1 my-model makes a model that plain" in page.text
