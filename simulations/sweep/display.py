@@ -19,6 +19,8 @@ from simulations.sweep.rows import Row
 from simulations.sweep.runner import Launch, Outcome, Store, fresh_folder, run_cells
 
 _SHOWN = 12
+QUIET = 60.0
+"""Seconds of silence after which a sweep without a terminal says how far its cells are."""
 _COLUMNS = {"round": 7, "test": 6, "public": 6, "ε": 4, "clip": 6, "time": 5}
 
 
@@ -68,10 +70,16 @@ def run_shown(
         counted: keys of the cells that ``progress`` counts; a row may stand for several of them.
         plugins: folder of a user's own modules.
         progress: of the sweep, continued here.
-        console: where to draw: a table where that is possible, else a line for each cell that ends.
+        console: where to draw: a table where that is possible, else a line for each cell that ends, or runs on.
         launch: runs a cell elsewhere than on this host.
     """
     live = Live(console=console, refresh_per_second=2) if is_drawable(console) else None
+    spoke = time.monotonic()
+
+    def say(line: str) -> None:
+        nonlocal spoke
+        spoke = time.monotonic()
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def ended(outcome: Outcome) -> None:
         key = outcome.cell.key
@@ -84,17 +92,29 @@ def run_shown(
             progress.rows += wanted
             line = "\n".join("  ".join(row_cells(entry)) for entry in wanted)
         if live is None:
-            console.print(f"{line}  ({summary_line(progress)})", markup=False, highlight=False, soft_wrap=True)
+            say(f"{line}  ({summary_line(progress)})")
 
     def look() -> None:
         if live is not None:
             live.update(progress_table(progress))
+        elif time.monotonic() - spoke >= QUIET:
+            say("\n".join(running_lines(progress)))
 
     if live is None and cells:
         console.print("  ".join(["cell", *_COLUMNS]), highlight=False)
     with live or nullcontext():
         fresh = partial(fresh_folder, output=store.folder)
         run_cells(cells, fresh, jobs, plugins, progress.start, ended, look, launch)
+
+
+def running_lines(progress: Progress) -> list[str]:
+    """Say of every cell that runs how far it is."""
+    found = []
+    for key, (folder, began, rounds) in progress.running.items():
+        metrics = read_metrics(folder)
+        done = metrics[-1].round if metrics else 0
+        found.append(f"{key}  round {done} of {rounds}, {duration_text(time.monotonic() - began)}")
+    return found
 
 
 def progress_table(progress: Progress) -> RenderableType:
