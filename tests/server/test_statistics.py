@@ -44,6 +44,12 @@ def config(**changed: Any) -> Any:
     return parse({"clients": UNITS, **changed})
 
 
+@pytest.fixture(autouse=True)
+def scripts_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of the first label is in the first script: reading tokens back would load a model's library."""
+    monkeypatch.setattr("client.data.columns.shares.scripts_of", lambda records, model: np.asarray(records.labels))
+
+
 @pytest.fixture(scope="module")
 def question() -> Question:
     return price(UNITS, "client", ("no", "yes"), 1.0, 1e-5)
