@@ -107,7 +107,8 @@ def environment(root: Path, tag: str, plan: Resources, preload: str = "", ray_ad
         "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    environment["PYTHONPATH"] = f"{_shadow(root)}{os.pathsep}{environment['PYTHONPATH']}"
+    path = filter(None, (str(_shadow(root)), environment["PYTHONPATH"]))  # an empty entry would be the current folder
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     environment |= cluster_environment(ray_address) if ray_address else _own_ray(ray)
     for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):
         environment[f"{library}_NUM_THREADS"] = str(plan.threads)

@@ -15,7 +15,7 @@ import pytest
 
 from server.config.load import parse
 from server.run_folder.telemetry import Telemetry
-from simulations.engines import launcher
+from simulations.engines import flower, launcher
 from simulations.engines.flower import RunFailed, clean_environment, environment, simulation, tail
 from simulations.engines.hardware import Resources
 from simulations.engines.launcher import RayDaemons, judge
@@ -133,6 +133,13 @@ def test_the_environment_is_pinned(tmp_path, monkeypatch):
     assert all(os.path.isabs(entry) for entry in pinned["PYTHONPATH"].split(os.pathsep))
     assert (tmp_path / "ray").is_dir()
     assert pinned["RAY_TMPDIR"] == str(tmp_path / "ray")
+
+
+def test_an_installed_package_leaves_no_empty_entry_in_the_path(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(flower, "packages_root", lambda: tmp_path / "site-packages")
+    pinned = environment(tmp_path, "tag", Resources(2, 1, 0, 0.0))
+    assert pinned["PYTHONPATH"] == str(tmp_path / "shadow"), "an empty entry is the current folder"
 
 
 def test_a_grammar_that_slows_every_process_of_rays_is_left_out(tmp_path):
