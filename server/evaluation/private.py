@@ -80,7 +80,7 @@ class PrivateEvaluation:
 
     @property
     def plan(self) -> Plan:
-        """The plan of a release: the two bounded means that a held-out client is asked for, and its confusions."""
+        """The plan of a release: the two bounded means that a held-out client is asked for, and the third answer."""
         each = math.sqrt(3.0 if self.classes or self.tokens else 2.0) * self.noise_multiplier
         loss = BoundedMean(self.loss_bound, each * self.loss_bound / 2, "loss", centred=True)
         accuracy = BoundedMean(1.0, each / 2, "accuracy", centred=True, of="accuracies")

@@ -86,16 +86,21 @@ def test_a_run_is_evaluated_on_clients_that_it_never_trains(tmp_path: Path, aske
     assert "evaluation: loss, accuracy (2 charged)" in statement["covered"]
 
 
-def test_without_noise_the_estimate_is_the_mean_over_held_out_clients(tmp_path: Path) -> None:
-    """Of the adapter that is served, each client counting once with its loss clipped."""
-    folder = make(tmp_path, **{"privacy.non-private": True, "privacy.noise": "insecure-zero", "evaluation.every": 4})
-    (cache,) = (path for path in (tmp_path / "cache").iterdir() if (path / "meta.json").is_file())
+def exact_metrics(place: Path, folder: Path) -> list[Metrics]:
+    """Of the adapter that a run serves, on the records of each client that it held out."""
+    (cache,) = (path for path in (place / "cache").iterdir() if (path / "meta.json").is_file())
     data, spec = PreparedData.open(cache), read_spec(folder / "adapter")
-    own = settings(tmp_path, "classification", "random:bert", **PRIVATE)
+    own = settings(place, "classification", "random:bert", **PRIVATE)
     job = Job(model="random:bert", task="classification", num_labels=2, spec=spec, local=own.local, data="", seed=0)
     model, _ = job.base.load(job.model, job.task, job.num_labels)
     vector, engine = load_peft(folder / "adapter", adapter_layout(model, spec)), make_engine(job)
-    found = [engine.evaluate(vector, data.client(i)) for i in np.flatnonzero(held_out(12, 0.5, 0))]
+    return [engine.evaluate(vector, data.client(i)) for i in np.flatnonzero(held_out(12, 0.5, 0))]
+
+
+def test_without_noise_the_estimate_is_the_mean_over_held_out_clients(tmp_path: Path) -> None:
+    """Of the adapter that is served, each client counting once with its loss clipped."""
+    folder = make(tmp_path, **{"privacy.non-private": True, "privacy.noise": "insecure-zero", "evaluation.every": 4})
+    found = exact_metrics(tmp_path, folder)
     record = read_metrics(folder)[-1]
     assert record.validation_loss == pytest.approx(
         np.mean([min(metrics.loss, 2 * math.log(2)) for metrics in found]), abs=1e-5
@@ -106,22 +111,14 @@ def test_without_noise_the_estimate_is_the_mean_over_held_out_clients(tmp_path: 
 def test_confusions_are_the_mean_shares_of_held_out_clients(tmp_path: Path) -> None:
     noiseless = {"privacy.non-private": True, "privacy.noise": "insecure-zero", "evaluation.every": 4}
     folder = make(tmp_path, **noiseless, **{"evaluation.confusion": True})
-    (cache,) = (path for path in (tmp_path / "cache").iterdir() if (path / "meta.json").is_file())
-    data, spec = PreparedData.open(cache), read_spec(folder / "adapter")
-    own = settings(tmp_path, "classification", "random:bert", **PRIVATE)
-    job = Job(model="random:bert", task="classification", num_labels=2, spec=spec, local=own.local, data="", seed=0)
-    model, _ = job.base.load(job.model, job.task, job.num_labels)
-    vector, engine = load_peft(folder / "adapter", adapter_layout(model, spec)), make_engine(job)
-    out = np.flatnonzero(held_out(12, 0.5, 0))
-    found = np.array([engine.evaluate(vector, data.client(i)).confusion for i in out], dtype=float)
+    found = np.array([metrics.confusion for metrics in exact_metrics(tmp_path, folder)], dtype=float)
     exact = (found / found.sum((1, 2), keepdims=True)).sum(0)
     results = json.loads((folder / RESULTS_FILE).read_text())
     assert np.abs(np.array(results["validation_confusion"]) - exact).max() <= 0.5, "counts of clients, rounded"
     record = read_metrics(folder)[-1]
     assert record.validation_confusion == tuple(map(tuple, results["validation_confusion"]))
-    assert (
-        "evaluation: counts, loss, accuracy (1 charged)" in json.loads((folder / "privacy.json").read_text())["covered"]
-    )
+    covered = json.loads((folder / "privacy.json").read_text())["covered"]
+    assert "evaluation: counts, loss, accuracy (1 charged)" in covered
 
 
 def test_confusions_cost_what_was_committed_and_are_shown(tmp_path: Path) -> None:
