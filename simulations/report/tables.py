@@ -1,7 +1,7 @@
 """The tables of a report as text ready to be shown: guarantee, phases, ledger, classes, settings, environment."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -191,8 +191,8 @@ class Classes:
         rows: of every class, the worst recognised first.
         names: in the order of the matrix.
         matrix: records by class (row) and answer (column), with their share of the row; empty where it is too large.
-        confusions: (class, answer, records) of the most frequent mistakes.
         held_out: the same matrix as held-out units gave it with noise, in units; empty where none was asked.
+        confusions: (class, answer, records) of the most frequent mistakes.
         held_out_within: half the width of the 95 % interval around each of its cells.
     """
 
@@ -200,8 +200,8 @@ class Classes:
     rows: list[ClassRow]
     names: list[str]
     matrix: list[tuple[str, list[tuple[int, float]]]]
+    held_out: list[tuple[str, list[tuple[int, float]]]]
     confusions: list[tuple[str, str, int]]
-    held_out: list[tuple[str, list[int]]]
     held_out_within: float
 
 
@@ -221,17 +221,18 @@ def classes(run: Run) -> Classes | None:
         if i != j and count
     ]
     mistakes.sort(key=lambda mistake: -mistake[2])
-    matrix = []
-    if len(names) <= MOST_DRAWN:
-        matrix = [
-            (str(name), [(count, count / (sum(row) or 1)) for count in row])
-            for name, row in zip(names, found, strict=True)
-        ]
     macro, called = run.result("test_macro_f1"), list(map(str, names))
-    released = results.get("validation_confusion", []) if len(names) <= MOST_DRAWN else []
-    within = run.result("validation_confusion_within") or 0.0
-    held_out = list(zip(called, released, strict=False))
-    return Classes(_share(macro), rows, called, matrix, mistakes[:MOST_CONFUSIONS], held_out, within)
+    held_out, within = results.get("validation_confusion", []), run.result("validation_confusion_within") or 0.0
+    matrices = (_drawn(called, found), _drawn(called, held_out))
+    return Classes(_share(macro), rows, called, *matrices, mistakes[:MOST_CONFUSIONS], within)
+
+
+def _drawn(names: Sequence[str], matrix: Sequence[Sequence[int]]) -> list[tuple[str, list[tuple[int, float]]]]:
+    """The cells of a matrix with their share of the row; none of a matrix that is too large, or not there."""
+    if len(names) > MOST_DRAWN:
+        return []
+    shares = [[(count, count / (sum(row) or 1)) for count in row] for row in matrix]
+    return list(zip(names, shares, strict=False))
 
 
 def _share(value: float | None) -> str:

@@ -127,7 +127,7 @@ def test_confusions_cost_what_was_committed_and_are_shown(tmp_path: Path) -> Non
     assert np.array(results["validation_confusion"]).shape == (2, 2)
     assert results["validation_confusion_within"] > 0
     assert verify_run(folder).statement()["epsilon"] <= 20.0
-    assert "What held-out clients have (row) and what the adapter takes it for" in render(read_run(folder))
+    assert "Clients held out by class (row) and answer (column), with noise: +-" in render(read_run(folder))
 
 
 def test_tokens_are_the_clipped_counts_of_held_out_clients(tmp_path: Path) -> None:
