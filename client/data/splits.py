@@ -194,7 +194,10 @@ def _separate(texts: dict[str, Texts], spec: DataSpec) -> tuple[dict[str, Texts]
         kept = [row for row, key in enumerate(keys) if key not in taken]
         removed[part] = len(keys) - len(kept)
         if not kept:
-            raise ValueError(f"data.source = {spec.source!r}: every {part} text also occurs in the held-out data")
+            raise ValueError(
+                f"data.source = {spec.source!r}: each of {len(keys)} {part} texts also occurs in the held-out data, "
+                "so none is left; remove duplicates, or lower data.validation-records and data.test-records"
+            )
         parts[part] = texts[part].select(kept) if removed[part] else texts[part]
         if part == "validation":
             taken.update(keys)

@@ -322,7 +322,9 @@ def _run(
         say(text, style="yellow")
         _write_report(folder)
         raise typer.Exit(INTERRUPTED) from None
-    if full := _write_report(folder):
+    with say_waiting("writing the report", Console(quiet=quiet or as_json)):
+        full = _write_report(folder)
+    if full:
         say(
             f"The run is done, but {full}; write its report with: lacquer report {shell_quoted(folder)}", style="yellow"
         )
