@@ -13,7 +13,7 @@ def test_a_source_of_nothing_but_copies_is_refused_with_their_number_and_what_to
     file.write_text("text,label\n" + "good,a\nbad,b\n" * 30)
     spec = DataSpec(
         source=str(file),
-        tokenizer="",
+        tokenizer="none",
         clients=0,
         partition="iid",
         task="classification",
