@@ -12,7 +12,7 @@ def test_a_source_of_nothing_but_copies_is_refused_with_their_number_and_what_to
     file = tmp_path / "films.csv"
     file.write_text("text,label\n" + "good,a\nbad,b\n" * 30)
     spec = DataSpec(
-        source=str(file),
+        source=f"csv:{file}",
         tokenizer="none",
         clients=0,
         partition="iid",
