@@ -13,6 +13,7 @@ Measurements: `simulations/benchmarks/engine/speed.py`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +30,10 @@ from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.models.frozen.batch_invariance import choose
+from client.models.frozen.gpu_test import Build, Texts, Trial, choose_on_gpu, task_and_adapter
 from client.models.frozen.quantised import QUANTISATIONS
 from client.models.lora import LoraSpec, linear_shape
-from client.models.tasks import Metrics, Task
+from client.models.tasks import Metrics, SequenceClassification, Task
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
 
@@ -39,6 +41,8 @@ SLOT_MEMORY = 512 * 2**20
 """Bytes that the stacked adapters, gradients and moments may take when the number of slots is chosen automatically."""
 GPU_SLOT_SHARE = 16
 """On a GPU they may take one part in so many of its free memory."""
+STEP = LocalTraining(optimizer="sgd", learning_rate=0.1, batch_size=4, epochs=1)
+"""Local training in the test of a device."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class CohortEngine:
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use
             where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
         prefix_folder: where the prefix cache continues when its memory is full; None for nowhere.
+        self_test: let a test on the device choose the precision (:mod:`client.models.frozen.gpu_test`); not of a CPU.
     """
 
     def __init__(
@@ -82,12 +87,16 @@ class CohortEngine:
         slots: int | None = None,
         prefix_memory: int = 0,
         prefix_folder: str | Path | None = None,
+        self_test: bool = True,
     ) -> None:
         for name, value in {"token_budget": token_budget, "slots": slots}.items():
             if value is not None:
                 checks.integer_at_least(1, **{name: value}, remedy="None chooses")
         checks.integer_at_least(0, prefix_memory=prefix_memory)
         self.device = torch.device(device)
+        if self.device.type != "cpu" and self_test:
+            key = (type(model), frozenset(_weight_shapes(model)), spec, quantisation, self.device)
+            precision = choose_on_gpu(model, precision, key, trial_of(spec, task, self.device, quantisation))
         self.precision = choose(precision, self.device, _weight_shapes(model))
         self.task = task
         self.spec = spec
@@ -290,6 +299,34 @@ class CohortEngine:
             memory = max(memory, torch.cuda.mem_get_info(self.device)[0] // GPU_SLOT_SHARE)
         affordable = memory // (16 * max(1, self.layout.dim))
         return max(1, min(wanted, affordable))
+
+
+def trial_of(spec: LoraSpec, task: Task, device: torch.device, quantisation: str) -> Build:
+    """What makes the engine of such a run from a small model and a precision, for the test of a device."""
+    plain, adapters = task_and_adapter(task, spec)
+
+    def build(model: nn.Module, precision: str) -> Trial:
+        engine = CohortEngine(
+            model, adapters, plain, precision=precision, device=device, quantisation=quantisation, self_test=False
+        )
+        config: Any = model.config
+        vector = 0.02 * torch.randn(engine.layout.size, generator=torch.Generator().manual_seed(0))
+
+        def update(texts: list[Texts]) -> Tensor:
+            classes = plain.num_labels if isinstance(plain, SequenceClassification) else 0
+            clients = [
+                Records.from_lists(own, [sum(text) % classes for text in own] if classes else None) for own in texts
+            ]
+            trained = engine.train_all(vector, clients, STEP, [0] * len(clients)).cpu()
+            first = np.cumsum([0, *map(len, clients)])
+            rows = torch.zeros(first[-1], engine.layout.dim)
+            for chunk in engine.cohort_record_gradients(vector, clients):
+                rows[torch.from_numpy(first[chunk.clients] + chunk.records)] = chunk.rows.float().cpu()
+            return torch.cat([trained.float(), rows])
+
+        return Trial(update, int(config.get_text_config().vocab_size), engine._forward.longest)
+
+    return build
 
 
 def _trained_on(pool: Pool, plans: Sequence[Sequence[np.ndarray]]) -> np.ndarray:

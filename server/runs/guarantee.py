@@ -19,6 +19,7 @@ from typing import Any
 from client.data.sensitive import make_detector
 from client.models.devices import find_cuda
 from client.models.frozen.batch_invariance import batch_invariance_note
+from client.models.frozen.gpu_test import tried_here
 from privacy.accountants import composition
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger
@@ -160,8 +161,9 @@ def client_level_statement(
 
 def _rounding(config: RunConfig) -> tuple[str, ...]:
     """The note on rounding in privacy.json; a GPU trains if this process sees one, and may on a cluster."""
-    gpu = config.engine.device != "cpu" and (bool(config.engine.ray_address) or find_cuda().devices > 0)
-    return batch_invariance_note(config.engine.precision, gpu=gpu)
+    elsewhere = bool(config.engine.ray_address)
+    gpu = config.engine.device != "cpu" and (elsewhere or find_cuda().devices > 0)
+    return batch_invariance_note(config.engine.precision, gpu=gpu, tried=None if elsewhere else tried_here())
 
 
 def moved_by_one(ledger: Ledger, held: Sequence[int]) -> float:

@@ -91,7 +91,7 @@ def _advice(device: str, cores: int, free: float, gpus: list[dict[str, Any]]) ->
     return {
         "engine.device": device,
         "engine.workers": len(gpus) if cuda else max(1, min(cores, int(free / MEMORY_A_WORKER))),
-        "engine.precision": "auto",  # bfloat16 on a GPU is faster, and lets units move one another's contributions
+        "engine.precision": "auto",  # on a GPU a test on the card decides
         "engine.token-budget": 0,
     }
 

@@ -58,7 +58,7 @@ def test_bfloat16_is_taken_only_where_rows_keep_their_bits(monkeypatch, caplog):
         assert choose("auto", cpu, shapes) == ("bf16" if fast else "fp32")
         assert all(batch_invariance.keeps_rows(shape) for shape in shapes)
         if torch.cpu._is_amx_tile_supported() and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # what blocks are for
-            assert kernels.block_sizes((384, 1536))
+            assert kernels.block_sizes((384, 1536), torch.device("cpu"))
         assert not caplog.records
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
         monkeypatch.setattr(batch_invariance, "keeps_rows", lambda shape: shape != (384, 1536))
@@ -87,14 +87,14 @@ def test_sums_that_cancel_show_another_order():
 def test_more_rows_than_the_largest_block():
     w, x = torch.randn(40, 24), torch.randn(2 * kernels.BLOCKS[0] + 5, 24)
     for sizes in ((), (256, 64)):
-        found = BF16Weight(w, None, sizes=lambda shape, sizes=sizes: sizes).forward(x)
+        found = BF16Weight(w, None, sizes=lambda *_, sizes=sizes: sizes).forward(x)
         assert distance(found, x.double() @ w.double().T) < 5e-3
 
 
 def test_blocks_of_rows_change_nothing_but_rounding():
     w, x, dy = torch.randn(300, 270), torch.randn(3, 50, 270), torch.randn(3, 50, 300)
     bias = torch.randn(300)
-    whole, blocks = (BF16Weight(w, bias, sizes=lambda shape, sizes=sizes: sizes) for sizes in ((), (128, 32)))
+    whole, blocks = (BF16Weight(w, bias, sizes=lambda *_, sizes=sizes: sizes) for sizes in ((), (128, 32)))
     assert distance(blocks.forward(x), whole.forward(x)) < 1e-3
     assert distance(blocks.backward(dy), whole.backward(dy)) < 1e-2
     assert blocks.backward(dy).dtype == torch.bfloat16

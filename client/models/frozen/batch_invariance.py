@@ -12,8 +12,9 @@ In one thread of a CPU with AVX2, `"fp32"` and `"bf16"` give a unit bit by bit t
 is computed with (client/engine/batching.py; docs/engine.md, "Batch invariance"), as the accountant takes it to be.
 Several threads, and a GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its
 size, bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware and whose
-products of the model's shapes pass :func:`keeps_rows`, and `"fp32"` elsewhere; bfloat16 elsewhere is for whoever asks
-for it, and privacy.json says that it was (:func:`batch_invariance_note`).
+products of the model's shapes pass :func:`keeps_rows`, and on a GPU that passes a test of the whole engine
+(:mod:`client.models.frozen.gpu_test`); `"fp32"` elsewhere. What else is taken, and what others then move, is said in
+privacy.json (:func:`batch_invariance_note`).
 """
 
 import functools
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 
 import torch
 
+from client.models.frozen.gpu_test import Outcome
 from client.models.frozen.kernels import (
     PROBED,
     BF16Weight,
@@ -87,14 +89,22 @@ def keeps_rows(shape: tuple[int, int]) -> bool:
     return True
 
 
-def batch_invariance_note(precision: str, *, gpu: bool = False) -> tuple[str, ...]:
-    """The part that a guarantee under this setting does not cover, for ``privacy.json``."""
+def batch_invariance_note(precision: str, *, gpu: bool = False, tried: Outcome | None = None) -> tuple[str, ...]:
+    """The part that a guarantee under this setting does not cover, for ``privacy.json``.
+
+    Args:
+        gpu: whether one trains, or may.
+        tried: the outcome of the test on this host's GPU; None where others' cards train, or none was tried yet.
+    """
     checks.one_of(PRECISIONS, precision=precision)
+    if gpu and tried is not None:
+        return _note_of(tried)
     if not precision.startswith("bf16"):
         if gpu:
             return (
-                "rounding of gradients on a GPU: it depends on which units are computed together, so one unit moves "
-                "the contributions of others, in float32 by about 1e-5 of their size where it was measured",
+                "rounding of gradients on a GPU: engine.precision = 'auto' takes bfloat16 only where a test on the "
+                "card finds at the start that other units move no bit of a contribution; in float32 they moved it by "
+                "about 1e-5 of its size where it was measured",
             )
         if precision == "fp64" or has_fast_onednn():
             return ()
@@ -106,4 +116,15 @@ def batch_invariance_note(precision: str, *, gpu: bool = False) -> tuple[str, ..
         f"rounding of gradients to bfloat16 (engine.precision = {precision!r}) on a GPU or in several threads: it "
         "depends on which units are computed together, so one unit moves the contributions of others by some percent "
         "of their size where it was measured; the default ('auto') takes bfloat16 only where that does not happen",
+    )
+
+
+def _note_of(tried: Outcome) -> tuple[str, ...]:
+    if not tried.moved:
+        return ()
+    before = f"; in bfloat16, which was tried first, by {tried.refused:.1g}" if tried.refused else ""
+    return (
+        f"rounding of gradients on a GPU ({tried.precision}): it depends on which units are computed together, so one "
+        f"unit moves the contributions of others, by up to {tried.moved:.1g} of their size in a test on this "
+        f"card{before}",
     )

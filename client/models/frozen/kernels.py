@@ -30,6 +30,9 @@ BLOCKS = (2048, 1024, 512, 256, BLOCK, 64, 32)
 """Sizes that are tried; no product has more rows than the first. Measured on one core of a Xeon with AMX, 576 x 576: 64
 rows run at 900 GFLOP/s, 128 at 1,240, 256 at 1,480, 1,024 at 1,640. What fills up the last costs half of the least."""
 
+GPU_BLOCKS = (16384, 8192, 4096, *BLOCKS)
+"""The same on a GPU, whose products of few rows leave most of it idle. Ampere and Ada change kernels between them."""
+
 PROBED = (4, 8, 16, 33, 96, 300, 1365)
 """Further numbers of rows that are compared. A vocabulary's weight never meets the most of them."""
 
@@ -90,8 +93,8 @@ class BF16Weight:
     A bfloat16 input gives a bfloat16 gradient back; the result is bfloat16 only if `narrow`.
 
     Args:
-        sizes: gives the numbers of rows of a product by the shape `(out, in)` that it multiplies by, see
-            :func:`block_sizes`.
+        sizes: gives the numbers of rows of a product by the shape `(out, in)` that it multiplies by and the device,
+            see :func:`block_sizes`.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class BF16Weight:
         bias: Tensor | None,
         *,
         narrow: bool = False,
-        sizes: Callable[[tuple[int, int]], tuple[int, ...]] | None = None,
+        sizes: Callable[[tuple[int, int], torch.device], tuple[int, ...]] | None = None,
     ) -> None:
         self.weight = _packed(weight.detach().to(torch.bfloat16))
         self.bias = None if bias is None else bias.detach().to(torch.bfloat16)
@@ -118,14 +121,13 @@ class BF16Weight:
 
     def _times(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, width = x.to(torch.bfloat16), weight.shape[0]
-        if weight.device.type != "cpu":
+        most = (BLOCKS if weight.device.type == "cpu" else GPU_BLOCKS)[0]
+        rows, sizes = x.reshape(-1, x.shape[-1]), self.sizes((width, weight.shape[1]), weight.device)
+        if not sizes and len(rows) <= most:
             return _bf16_linear(x, weight, bias).to(dtype)
-        rows, sizes = x.reshape(-1, x.shape[-1]), self.sizes((width, weight.shape[1]))
-        if not sizes and len(rows) <= BLOCKS[0]:
-            return _bf16_linear(x, weight, bias).to(dtype)
-        low, result = 0, torch.empty(len(rows), width, dtype=dtype)
+        low, result = 0, torch.empty(len(rows), width, dtype=dtype, device=x.device)
         while low < len(rows):
-            part = rows[low : low + next((size for size in sizes if size <= len(rows) - low), BLOCKS[0])]
+            part = rows[low : low + next((size for size in sizes if size <= len(rows) - low), most)]
             count = len(part)
             if sizes and count < sizes[-1]:
                 part = F.pad(part, (0, 0, 0, sizes[-1] - count))
@@ -146,39 +148,43 @@ def in_bf16(shape: tuple[int, int]) -> bool:
     return min(shape) >= SMALLEST_BF16_SIDE
 
 
-def block_sizes(shape: tuple[int, int]) -> tuple[int, ...]:
+def block_sizes(shape: tuple[int, int], device: torch.device) -> tuple[int, ...]:
     """The numbers of rows, largest first, at which `x W^T`, W bfloat16 `(out, in)`, keeps the bits of each row.
 
-    Of :data:`BLOCKS`, those in which every row has the bits that it has in :data:`BLOCK` rows. None, which is any
-    number up to the first, where that is so for all sizes, for :data:`PROBED`, and for about as many rows as W has, at
-    which kernels change. Tried out in this process, on sums that cancel: another order shows in most values. It takes
-    some 10 ms a shape and number of threads.
+    Of :data:`BLOCKS`, or on a GPU :data:`GPU_BLOCKS`, those in which every row has the bits that it has in
+    :data:`BLOCK` rows. None, which is any number up to the first, where that is so for all sizes, for :data:`PROBED`,
+    and for about as many rows as W has, at which kernels change. Tried out in this process, on sums that cancel:
+    another order shows in most values. It takes some 10 ms a shape and number of threads.
     """
-    return _sizes_that_agree(shape, torch.get_num_threads())
+    return _sizes_that_agree(shape, torch.get_num_threads(), device)
 
 
 @functools.cache
-def _sizes_that_agree(shape: tuple[int, int], threads: int) -> tuple[int, ...]:
-    x, weight = cancelling_sums(shape)
+def _sizes_that_agree(shape: tuple[int, int], threads: int, device: torch.device) -> tuple[int, ...]:
+    blocks = BLOCKS if device.type == "cpu" else GPU_BLOCKS
+    x, weight = cancelling_sums(shape, blocks[0])
+    if device.type != "cpu":  # where oneDNN packs nothing
+        x, weight = x.to(device), (weight.to_dense() if weight.is_mkldnn else weight).to(device)
     alike = torch.cat([_bf16_linear(part, weight, None) for part in torch.split(x, BLOCK)])
 
     def same(rows: int) -> bool:
         return torch.equal(_bf16_linear(x[:rows], weight, None), alike[:rows])
 
     about = {shape[0] - 1, shape[0], shape[0] + 1, shape[0] + 32, 2 * shape[0]}
-    if all(same(rows) for rows in {*BLOCKS, *PROBED, *about} if rows <= len(x)):
+    if all(same(rows) for rows in {*blocks, *PROBED, *about} if rows <= len(x)):
         return ()
-    return tuple(rows for rows in BLOCKS if rows <= len(x) and same(rows))
+    return tuple(rows for rows in blocks if rows <= len(x) and same(rows))
 
 
-def cancelling_sums(shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Rows `[n, in]` and a packed weight `(out, in)` whose large products cancel, and whose small ones remain.
+def cancelling_sums(shape: tuple[int, int], most: int = BLOCKS[0]) -> tuple[Tensor, Tensor]:
+    """At most so many rows `[n, in]` and a packed weight `(out, in)` whose large products cancel, and whose small
+    ones remain.
 
     Two thirds of the columns are pairs of one weight and opposite values, 2^18 times as large as the others, at places
     drawn by lot. What the sum loses on its way depends on its order.
     """
     draws = torch.Generator().manual_seed(0)
-    most = min(BLOCKS[0], 2**23 // max(shape))  # a vocabulary's would take long
+    most = min(most, 2**23 * most // BLOCKS[0] // max(shape))  # a vocabulary's would take long
     x, weight = torch.randn(most + -most % BLOCK, shape[1], generator=draws), torch.randn(shape, generator=draws)
     third = shape[1] // 3
     weight[:, third : 2 * third] = weight[:, :third]
