@@ -39,6 +39,7 @@ ALLOWED = {
     ("strategies/controllers/rl/sac.py", "_drawn"): "an agent explores: its own actions, from a seed",
     ("strategies/controllers/geoclip.py", "_fresh"): "first directions of a projection, public and from a seed",
     ("client/generation.py", "continuations"): "a model's samples of text, under a fork of torch's generator",
+    ("client/engine/cohort.py", "build"): "a made-up adapter, from a seed, for the test of a device",
     ("client/models/frozen/kernels.py", "cancelling_sums"): "made-up rows, from a seed, that show how a kernel rounds",
     ("client/models/toy.py", "build"): "initial weights of a test model, under a fork of torch's generator",
 }
