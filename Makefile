@@ -23,7 +23,7 @@ UNIT = not run and not slow and not nightly
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench guard flwr-defaults lock syft wheel bill audit clean
+.PHONY: help install run docs test test-runs test-e2e test-nightly test-all check format bench guard gpu gpu-packages flwr-defaults lock syft wheel bill audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -109,6 +109,15 @@ bench: install ## measure what the documentation claims; results go to simulatio
 
 guard: install ## three ratios of the engine to plain PEFT beside those that are committed
 	$(BIN)/python -m simulations.benchmarks engine.guard
+
+GPU_PYTHON ?= python3
+GPU_PACKAGES ?= build/gpu
+gpu-packages: install ## what a machine with torch alone lacks for `make gpu`, for its Python (GPU_FOR=3.12), in build/gpu
+	$(BIN)/python -m simulations.tools.gpu_packages pack $(GPU_PACKAGES) --python $(or $(GPU_FOR),3.12)
+
+gpu: ## ten minutes on a GPU, in order of worth; beside GPU_PYTHON's torch, without a network; ARGS=--tiny anywhere
+	$(GPU_PYTHON) -c "import flwr, ray" 2>/dev/null || $(GPU_PYTHON) simulations/tools/gpu_packages.py install $(GPU_PACKAGES)
+	$(GPU_PYTHON) -m simulations.benchmarks scale.gpu $(ARGS)
 
 flwr-defaults: install ## rewrite what Flower reads in pyproject.toml: settings from the schema, pins from constraints.txt
 	$(BIN)/python -m simulations.tools.flwr_defaults

@@ -161,6 +161,12 @@ def private_name(folder: Path, digest: str) -> str:
     return hmac.new(path.read_bytes(), digest.encode(), hashlib.sha256).hexdigest()[:24]
 
 
+def keep_names(folder: Path, other: Path) -> None:
+    """Make what is kept in ``other`` have the names that :func:`private_name` gives it in ``folder``."""
+    new_folder(other)
+    write(other / NAMES_KEY, (folder / NAMES_KEY).read_bytes(), mode=0o600, new=True)
+
+
 def sync(path: Path) -> None:
     """Bring the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

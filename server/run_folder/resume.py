@@ -140,9 +140,10 @@ def check_sites(run: VerifiedRun) -> None:
     if not (run.folder / SITES_FILE).is_file():
         raise CannotResume(f"{run.folder} was interrupted before its sites were asked for anything; start it anew")
     for site in sorted((run.folder / SITES_FOLDER).glob("*/")):
-        if not (site / SAMPLING_SECRET).is_file():
+        if (site / SAMPLING_SECRET).is_file():
+            CohortSampler.load(site / SAMPLING_SECRET)
+        elif (site / LEDGER_FILE).exists():  # else it was interrupted before it drew any
             raise CorruptRun(f"{site / SAMPLING_SECRET} is missing, with which the site draws its batches; restore it")
-        CohortSampler.load(site / SAMPLING_SECRET)
 
 
 def check_secret(run_folder: Path, config: RunConfig, ledger: Ledger) -> None:

@@ -300,8 +300,8 @@ def _refuse_missing(run: VerifiedRun) -> None:
             raise CorruptRun(f"{folder / name} is missing, though {why}; restore it")
 
     if config is None:
-        if noted or found:
-            demand(names.CONFIG_FILE, f"the run has begun, as {(found or [names.ORIGIN_FILE])[0]} shows")
+        if found:  # else it was interrupted while it wrote down what it was started with
+            demand(names.CONFIG_FILE, f"the run has begun, as {found[0]} shows")
         return
     others = [name for name in found if name not in (names.LEDGER_FILE, names.SITES_FILE)]
     if others:

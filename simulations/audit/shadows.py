@@ -217,8 +217,12 @@ def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], 
     """Train a shadow to its end, in a folder of its own.
 
     Its data set lies in a cache of its own under the name of the run's, where the run's code finds it.
+
+    Raises:
+        RuntimeError: the run's code has not found it, and prepared the run's own records.
     """
     cache, folder = place / "cache", place / "run"
+    durable.keep_names(data.folder.parent, cache)
     _write(run.config, data, *train, cache / data.folder.name)
     folder.mkdir()
     start = run.folder / START_FOLDER  # the place it was taken from may be gone
@@ -230,6 +234,8 @@ def _trained(run: FinishedRun, data: PreparedData, train: tuple[Records, Rows], 
         evaluation=run.config.evaluation.replace(examples=0, rouge_records=0),
     )
     run_inprocess(config, folder)
+    if others := {path.name for path in cache.iterdir() if path.is_dir()} - {data.folder.name}:
+        raise RuntimeError(f"a shadow trained on {others.pop()} in its cache, not on the records that were put there")
     return read_finished(folder)
 
 

@@ -16,6 +16,7 @@ BENCHMARKS = {
     "engine.memory": "what the frozen model and a step take, by precision, quantisation and checkpointed blocks",
     "engine.gpu": "models of 1.1 billion and 135 million parameters on one GPU",
     "scale.populations": "preparing and training 10^3 to 10^6 clients with records of their own",
+    "scale.gpu": "ten minutes on a GPU, in order of worth: `make gpu`",
     "scale.start_up": "how long `lacquer run` takes to its first round, and on what",
     "faults.bad_replies": "malformed and hostile replies through the real strategy",
     "faults.soak": "a long run under failing nodes and kill -9",

@@ -142,3 +142,5 @@ def test_names_of_private_records_are_keyed(tmp_path: Path) -> None:
     assert durable.private_name(other, "digest") != name
     assert [stat.S_IMODE(path.stat().st_mode) for path in (one.parent, one, other)] == [0o700] * 3
     assert stat.S_IMODE((one / durable.NAMES_KEY).stat().st_mode) == 0o600
+    durable.keep_names(one, tmp_path / "third")
+    assert durable.private_name(tmp_path / "third", "digest") == name

@@ -16,6 +16,7 @@ from client.data.prepared import PreparedData
 from client.engine.local_training import LocalTraining
 from client.generation import Decoding, continuations
 from client.worker import make_engine
+from privacy import durable
 from privacy.audit.roc import auc
 from server.config.load import parse, unflatten
 from server.config.methods import methods
@@ -184,6 +185,20 @@ def test_the_logit_of_a_loss() -> None:
     found = shadows.logit(losses)
     np.testing.assert_allclose(found[:3], np.log(np.exp(-losses[:3]) / (1 - np.exp(-losses[:3]))), atol=1e-12)
     assert 30 < found[3] < 40
+
+
+def test_a_shadow_trains_on_the_records_that_were_put_in_the_place_of_others(
+    finished: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished("private")
+    data = prepare(data_spec(run.config))
+    turned = data.train.select(np.arange(len(data.train))[::-1])
+    shadows._trained(run, data, (turned, np.arange(len(turned))), tmp_path)
+    (put,) = (tmp_path / "cache").glob("*/")
+    assert np.array_equal(PreparedData.open(put).train.tokens, turned.tokens)
+    monkeypatch.setattr(durable, "keep_names", lambda folder, other: None)
+    with pytest.raises(RuntimeError, match="not on the records that were put there"):
+        shadows._trained(run, data, (turned, np.arange(len(turned))), tmp_path / "again")
 
 
 @pytest.mark.nightly  # most of a minute

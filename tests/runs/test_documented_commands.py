@@ -116,6 +116,7 @@ CHAT = {
     "evaluation.rouge-records": 2,
     "evaluation.rouge-tokens": 4,
 }
+PREFERENCE = {key: value for key, value in CHAT.items() if not key.startswith("evaluation.")}
 """Over what a page shows: the same commands, in seconds."""
 SITE = """name = "my-site"
 rounds = 20
@@ -201,7 +202,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(words: list[str]) -> list[str]:
     if words[0] != "run" or "--help" in words:
         return words
-    kinds = {"quickstart": QUICKSTART, "site-quickstart": {**SMALL, "rounds": 8}, "chat": CHAT}
+    kinds = {
+        "quickstart": QUICKSTART,
+        "site-quickstart": {**SMALL, "rounds": 8},
+        "chat": CHAT,
+        "preference": PREFERENCE,
+    }
     settings = kinds.get(words[1], SMALL)
     if any(word.startswith("audit.canaries=") for word in words):
         settings = {**settings, "clients": 400}  # canaries take the places of at most half of them

@@ -16,12 +16,13 @@ from privacy.ledger.ledger import Ledger
 from privacy.randomness.sampling import CohortSampler
 from server.config.load import ConfigError, parse
 from server.config.schema import RunConfig
-from server.run_folder import origin, provenance
+from server.run_folder import names, origin, provenance
 from server.run_folder.checkpoint import Checkpoint, save_checkpoint
 from server.run_folder.errors import CannotResume
 from server.run_folder.origin import check_origin, write_origin
-from server.run_folder.resume import Resumed, check_resumable, claim_ledger, note_resumed, read_resumed
+from server.run_folder.resume import Resumed, check_resumable, check_sites, claim_ledger, note_resumed, read_resumed
 from server.run_folder.telemetry import State, Telemetry
+from server.run_folder.verify import VerifiedRun
 from server.runs.commitment import round_sampling
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
@@ -241,3 +242,24 @@ def test_resumes_are_noted_and_read_back(tmp_path: Path) -> None:
     (tmp_path / "resumed.jsonl").write_text(json.dumps({"round": 1}) + "\n")
     with pytest.raises(CorruptRun, match="resumed run"):
         read_resumed(tmp_path)
+
+
+def test_a_run_killed_while_it_wrote_down_its_start_is_started_anew(tmp_path: Path) -> None:
+    """Its origin is written before its settings."""
+    (tmp_path / names.ORIGIN_FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(CannotResume, match="before it could spend anything"):
+        claim_ledger(tmp_path)
+    (tmp_path / names.SAMPLING_SECRET).touch()
+    with pytest.raises(CorruptRun, match=r"config\.toml is missing"):
+        claim_ledger(tmp_path)
+
+
+def test_a_site_killed_before_its_ledger_has_no_secret_to_lose(tmp_path: Path) -> None:
+    site = tmp_path / names.SITES_FOLDER / "0"
+    site.mkdir(parents=True)
+    (tmp_path / names.SITES_FILE).write_text("{}", encoding="utf-8")
+    run = VerifiedRun(tmp_path, CONFIG, (), None, [], ended=False, ledger=None, sites={}, written=None, results=None)
+    check_sites(run)
+    (site / names.LEDGER_FILE).touch()
+    with pytest.raises(CorruptRun, match=r"sampling\.key is missing"):
+        check_sites(run)
