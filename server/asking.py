@@ -45,7 +45,7 @@ from server.runs.assembly import (
 from server.runs.client_level import clients_of_nodes
 from server.runs.lifecycle import Run, connect_nodes, open_run
 from strategies.calibration import Calibrated
-from strategies.dispatch import RoundFailed, sound_replies
+from strategies.messages.dispatch import RoundFailed, sound_replies
 from strategies.messages.own_clients import JoinRequest, planned_draws
 
 

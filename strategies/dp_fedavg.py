@@ -31,8 +31,8 @@ from privacy.randomness.sampling import Cohort, CohortSampler, RemoteSampler
 from strategies.adapter.layout import AdapterLayout
 from strategies.aggregations.aggregation import Adapters, Aggregation
 from strategies.controllers.controller import Controller, RunInfo
-from strategies.dispatch import PATIENCE, RoundFailed, Tell, nodes_to_ask, shares, split_shards, sum_replies
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.dispatch import PATIENCE, RoundFailed, Tell, nodes_to_ask, shares, split_shards, sum_replies
 from strategies.messages.own_clients import Draw
 from strategies.optimizers.optimizer import Optimizer
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining

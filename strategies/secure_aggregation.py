@@ -22,8 +22,8 @@ from privacy.secagg import keys, primitives
 from privacy.secagg.aggregator import Aggregator, BadPart, NotOpened
 from privacy.secagg.federation import Federation
 from privacy.secagg.party import SEALED_BYTES
-from strategies.dispatch import RoundFailed, sound_replies
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.dispatch import RoundFailed, sound_replies
 from strategies.messages.secure_sum import STEPS, KeysRequest, StepRequest, content_digest, read_masked, read_table
 from strategies.private_training import PlannedRelease
 

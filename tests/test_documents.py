@@ -314,55 +314,11 @@ def points_of(heading: str) -> list[str]:
     return [" ".join(point.split()) for point in re.split(r"^(?:\d+\.|-) ", points, flags=re.MULTILINE)[1:]]
 
 
-def written(path: Path) -> int:
-    return sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
-
-
 def test_what_is_for_the_owner_alone_is_named() -> None:
     """One list says it in the report of every run and here."""
     paragraph = DOCUMENTS["docs/start.md"].partition("**Do not share**")[2].partition("\n\n")[0]
     assert {found.rstrip("/") for found in re.findall("`(.+?)`", paragraph)} == set(names.FOR_THE_OWNER)
     assert set(names.FOR_THE_OWNER) <= set(page._FILES)
-
-
-def test_the_hour_is_one() -> None:
-    """Twenty lines a minute, of the definitions that the list names."""
-    total = 0
-    for point in points_of("In an hour"):
-        minutes = int(point.partition(" min: ")[0])
-        path = ROOT
-        found = 0
-        for name in re.findall(r"`([\w./]+)`", point):
-            if name.endswith(".py"):
-                path = ROOT / name if "/" in name else path.with_name(name)
-                continue
-            node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
-            for part in name.split("."):
-                node = next(one for one in node.body if getattr(one, "name", "") == part)  # type: ignore[attr-defined]
-            lines = path.read_text(encoding="utf-8").splitlines()[node.lineno - 1 : node.end_lineno]  # type: ignore[attr-defined]
-            found += sum(bool(line.strip()) for line in lines)
-        assert found, point
-        assert abs(minutes - found / 20) <= 2.1, (point, found / 20)
-        total += minutes
-    assert 50 <= total <= 60
-
-
-def test_the_minutes_of_all_of_it_are_those_of_its_lines() -> None:
-    said = " ".join(TOUR.partition("**All of it**")[2].partition("\n\n")[0].split())
-    whole, secure = said.split(". ")
-    kernel = ROOT / "privacy"
-    left_out = sources(kernel, re.findall(r"`([^`]+)`", whole))
-    added = sources(kernel, re.findall(r"`([^`]+)`", secure))
-    for text, files in ((whole, set(kernel.rglob("*.py")) - left_out), (secure, added)):
-        minutes = sum(written(file) for file in files) / 20
-        assert abs(int(re.findall(r"takes? (\d+) ", text)[0]) - minutes) <= 5, (text, minutes)
-
-
-def sources(kernel: Path, names: list[str]) -> set[Path]:
-    """Python files at names relative to the kernel or the repository."""
-    places = [place for name in names for place in (kernel / name, ROOT / name) if place.exists()]
-    assert len(places) == len(names), names
-    return {file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))}
 
 
 def test_the_lines_that_spare_reading_are_there() -> None:

@@ -18,8 +18,8 @@ from client.data.prepared import PreparedData
 from client.models.tasks import Metrics
 from client.worker import Job, make_engine
 from server.network.grid import exchange_messages
-from strategies.dispatch import RoundFailed, error_text
 from strategies.messages.client_update import EvaluateRequest, ShardMetrics
+from strategies.messages.dispatch import RoundFailed, error_text
 from strategies.messages.records import BadMessage
 
 

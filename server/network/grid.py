@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
-from strategies.dispatch import PATIENCE, RoundFailed, Tell, await_nodes, await_roster, quorum
+from strategies.messages.dispatch import PATIENCE, RoundFailed, Tell, await_nodes, await_roster, quorum
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from privacy import durable
 from privacy.errors import CorruptRun
 from server.config.load import ConfigError
 from server.network.grid import exchange_messages
-from strategies.dispatch import RoundFailed, sound_replies
 from strategies.messages.client_update import code_fingerprint
+from strategies.messages.dispatch import RoundFailed, sound_replies
 from strategies.messages.own_clients import JOIN, JoinRequest, read_join_reply
 
 log = logging.getLogger(__name__)

@@ -50,8 +50,8 @@ from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
 from strategies.calibration import Calibrated, run_info
 from strategies.controllers.controller import RunInfo
-from strategies.dispatch import await_nodes
 from strategies.dp_fedavg import DpFedAvg
+from strategies.messages.dispatch import await_nodes
 from strategies.plugins import explain_options
 from strategies.secure_aggregation import SecureAggregation
 

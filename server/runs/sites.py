@@ -43,7 +43,7 @@ from server.runs.artefacts import Final, Outcome, measures
 from server.runs.lifecycle import Run, connect_trainers
 from server.runs.public_data import PublicTraining, public_span
 from server.runs.record_level_assembly import SitesAssembly, assemble_sites
-from strategies.dispatch import PATIENCE, RoundFailed, await_roster, quorum, sound_replies
+from strategies.messages.dispatch import PATIENCE, RoundFailed, await_roster, quorum, sound_replies
 from strategies.server_update import ServerUpdate
 from strategies.sites import GlobalModel, Place, SiteAnswer, SpanUpdate, combine_of, next_model, updates_of
 

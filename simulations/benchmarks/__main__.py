@@ -48,7 +48,6 @@ BENCHMARKS = {
     "harness.structure": "lines, imports and circles of the packages, as in docs/results/structure.md",
     "harness.docstrings": "docstrings that begin in mid-sentence, and functions named by a participle",
     "harness.nightly": "how long each part of the nightly tests takes, and whether it passes",
-    "harness.same_results": "whether a change of the code changes results, by digests of adapters",
 }
 """Modules below ``simulations.benchmarks`` that can be run, and what each does."""
 

@@ -32,7 +32,7 @@ from server.run_folder.telemetry import read_status
 from server.runs.assembly import data_spec
 from simulations.cli.app import app
 from simulations.engines.inprocess import identity, run_inprocess
-from strategies.dispatch import RoundFailed
+from strategies.messages.dispatch import RoundFailed
 from tests.cases.many_clients import Federation, deployed, of_clients
 from tests.runs.test_deployed_sites import Nodes
 from tests.runs.test_secure_sum_in_process import settings

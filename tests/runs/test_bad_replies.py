@@ -67,7 +67,7 @@ def _credulous(sent, messages, plan, round):
         try:
             total, sound = total + read_contribution(message.content, plan, round, 1), sound + 1
         except (BadMessage, ValueError):
-            logging.getLogger("strategies.dispatch").warning("round %d: reply of node 0 refused: x", round)
+            logging.getLogger("strategies.messages.dispatch").warning("round %d: reply of node 0 refused: x", round)
     return total, frozenset(range(sound))
 
 

@@ -20,7 +20,7 @@ from server.run_folder.telemetry import read_metrics, read_status
 from simulations.cli.app import app as lacquer
 from simulations.engines.inprocess import InProcessGrid, identity
 from simulations.tools.sample_records import write_records
-from strategies.dispatch import RoundFailed
+from strategies.messages.dispatch import RoundFailed
 from tests.cases.deployed import deployed_settings
 from tests.cases.instructions import server as signer
 

@@ -30,7 +30,7 @@ from simulations.report.judgement import judgements
 from simulations.report.read_run import read_run
 from simulations.tools.sample_records import write_records
 from strategies.adapter.residual import residual_size
-from strategies.dispatch import RoundFailed
+from strategies.messages.dispatch import RoundFailed
 from strategies.sites import GlobalModel
 from tests.cases.deployed import deployed_settings
 from tests.cases.instructions import server as signer

@@ -10,8 +10,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from server.evaluation.metrics import Evaluate, on_workers
-from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import EvaluateRequest, ShardMetrics
+from strategies.messages.dispatch import RoundFailed
 
 ADAPTER = torch.linspace(0, 1, 5)
 SPLITS = {"validation": (30, 100), "test": (0, 41)}

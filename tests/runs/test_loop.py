@@ -24,7 +24,7 @@ from strategies.controllers.controller import RunInfo
 from strategies.controllers.dp_lac import DpLac
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.loss_following import GRID
-from strategies.dispatch import RoundFailed
+from strategies.messages.dispatch import RoundFailed
 from tests.cases.loop import DIM, LAYOUT, RATE, N, clients, loss_of, settings
 from tests.cases.runs import MakeRun
 

@@ -16,8 +16,8 @@ from server.config.load import ConfigError, load, parse
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics
 from server.runs.assembly import assemble_client_level
-from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.dispatch import RoundFailed
 from tests.cases import many_clients
 from tests.cases.cohorts import threads
 from tests.cases.many_clients import Federation, adapter, charges, deployed, drawn, kept, of_clients, roster_of

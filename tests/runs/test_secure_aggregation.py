@@ -38,9 +38,9 @@ from simulations.engines.inprocess import InProcessGrid
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.controllers.fixed import Fixed
 from strategies.controllers.quantile import Quantile
-from strategies.dispatch import RoundFailed
 from strategies.dp_fedavg import DpFedAvg
 from strategies.messages.client_update import TrainRequest
+from strategies.messages.dispatch import RoundFailed
 from strategies.messages.records import BadMessage
 from strategies.messages.secure_sum import STEPS
 from strategies.secure_aggregation import SecureAggregation

@@ -16,7 +16,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.randomness.noise import InsecureSeededNoise
 from privacy.randomness.sampling import CohortSampler
 from strategies.controllers.controller import PublicSignals
-from strategies.dispatch import RoundFailed
+from strategies.messages.dispatch import RoundFailed
 
 FAILURES = [
     "silent",
@@ -221,7 +221,7 @@ def stepping(fed, nodes, /, **parts: Any) -> Any:
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_client_that_takes_its_worker_along_is_alone_missing(how: str, fed, monkeypatch) -> None:
     """Whichever worker it is given to dies, or is never heard of: the sum moves by this one client."""
-    monkeypatch.setattr("strategies.dispatch.ALONE_AT_ONCE", 3)
+    monkeypatch.setattr("strategies.messages.dispatch.ALONE_AT_ONCE", 3)
     nodes = fed.Nodes()
     strategy = stepping(fed, nodes)
     cohort = strategy.cohort(strategy.next_release()).ids.tolist()

@@ -9,7 +9,7 @@ from flwr.app import Array, Message
 
 from privacy.contribution import GRID
 from privacy.randomness.sampling import RemoteSampler, most_drawn
-from strategies.dispatch import RoundFailed
+from strategies.messages.dispatch import RoundFailed
 
 HELD = (20, 30, 10)
 

@@ -85,7 +85,7 @@ class _Listener(logging.Handler):
 def attack(count: int, seed: int = 0) -> Tally:
     """Send at least ``count`` bad replies; AssertionError if one of them does more than a refused reply may."""
     tally, rng, listener = Tally(), random.Random(seed), _Listener()
-    logger = logging.getLogger("strategies.dispatch")
+    logger = logging.getLogger("strategies.messages.dispatch")
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.multiple(TaskIdentity, _run_id=1, _node_id=1, _task_id=1),

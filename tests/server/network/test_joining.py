@@ -11,8 +11,8 @@ from privacy.errors import CorruptRun
 from server.config.load import ConfigError
 from server.network.joining import join_nodes
 from server.run_folder.names import ROSTER_FILE
-from strategies.dispatch import RoundFailed
 from strategies.messages.client_update import code_fingerprint
+from strategies.messages.dispatch import RoundFailed
 from strategies.messages.own_clients import JoinRequest, join_reply
 
 Say = Callable[[int], RecordDict | Error | None]

@@ -8,7 +8,7 @@ from privacy.errors import CorruptRun
 from server.config.load import ConfigError
 from server.network.grid import roster
 from server.run_folder.names import ROSTER_FILE
-from strategies.dispatch import RoundFailed, quorum
+from strategies.messages.dispatch import RoundFailed, quorum
 
 
 class Nodes:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.randomness.rng import simulation_generator
-from strategies.dispatch import split
+from strategies.messages.dispatch import split
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
