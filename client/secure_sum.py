@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from client.node import Node, kept_here, own_worker, refuse_unless_for
 from client.node_state.own_ledger import own_ledger
 from client.node_state.owner import Owner, Policy
-from client.worker import warm_worker
+from client.worker import UnitsFailed, warm_worker
 from privacy.contribution import Contribution
 from privacy.events import Poisson, ReleaseEvent
 from privacy.ledger.ledger import Ledger
@@ -194,8 +194,9 @@ def _contribution(train: TrainRequest, context: Context) -> Contribution:
     worker = warm_worker(train.job) if node is None else own_worker(train.job, node, several_units=False)
     try:
         return worker.contribution(train)
-    except Exception as error:  # not its text: it may quote records
-        log.error("this client's work raised %s: it hands in its share of the noise alone", type(error).__name__)
+    except Exception as error:  # of another's text it is not known whether it quotes records
+        said = error if isinstance(error, UnitsFailed) else type(error).__name__
+        log.error("this client's work failed (%s): it hands in its share of the noise alone", said)
         return Contribution.zero(train.plan)
 
 

@@ -5,6 +5,7 @@ What it must know to train is constant over the run: sent as canonical JSON, rea
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +113,8 @@ class Worker:
         by its own row and nothing else.
 
         Raises:
-            Exception: of the first client, if every client's work raises.
+            UnitsFailed: every client's work raises.
         """
-        if self.job.asks:
-            return self._told(request)
         if self.canaries is None:
             return self._trained(request)
         honest, canaries = self.canaries.split(request.clients)
@@ -125,10 +124,10 @@ class Worker:
         return self._trained(asked) + made_up if honest.any() else made_up
 
     def _trained(self, request: TrainRequest) -> Contribution:
-        self.engine.train_factors(request.part.factors)
-        return together_or_alone(
-            lambda: self._sum(request), lambda i: self._sum(request.only(i)), len(request.clients), "client"
-        )
+        if not self.job.asks:
+            self.engine.train_factors(request.part.factors)
+        work = self._told if self.job.asks else self._sum
+        return together_or_alone(lambda: work(request), lambda i: work(request.only(i)), len(request.clients), "client")
 
     def _sum(self, request: TrainRequest) -> Contribution:
         total = Contribution.zero(request.plan)
@@ -213,6 +212,16 @@ def canary_contribution(canaries: CanaryUnits, numbers: np.ndarray, plan: Plan) 
     return contribute(Units(canaries.rows(numbers, plan.clip.params), losses, votes), plan)
 
 
+class UnitsFailed(RuntimeError):
+    """The work of every unit raised; whoever logs this quotes no record."""
+
+    @classmethod
+    def by(cls, error: Exception, what: str) -> "UnitsFailed":
+        """Make one that names the class of the first unit's error and where it was raised, and not its text."""
+        *_, at = traceback.extract_tb(error.__traceback__)
+        return cls(f"every {what} raised ({type(error).__name__} in {at.name}, {Path(at.filename).name}:{at.lineno})")
+
+
 def together_or_alone(
     together: Callable[[], Contribution], alone: Callable[[int], Contribution], count: int, what: str
 ) -> Contribution:
@@ -223,13 +232,13 @@ def together_or_alone(
         what: a unit, for the log, which names the kind of an error only: its text may quote records.
 
     Raises:
-        Exception: of the first unit, if every unit's work raises.
+        UnitsFailed: every unit's work raises.
     """
     try:
         return together()
     except Exception as error:  # whatever one unit's records make the model raise
         if count < 2:
-            raise
+            raise UnitsFailed.by(error, what) from None
         log.warning("%ss computed together failed (%s); each is tried by itself", what, type(error).__name__)
     sums, failed = list[Contribution](), list[Exception]()
     for position in range(count):
@@ -238,7 +247,7 @@ def together_or_alone(
         except Exception as error:
             failed.append(error)
     if not sums:
-        raise failed[0]
+        raise UnitsFailed.by(failed[0], what)
     for reason in failed:
         log.warning("a %s contributes zero: its work raised %s", what, type(reason).__name__)
     return sum(sums[1:], sums[0])

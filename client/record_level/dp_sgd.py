@@ -24,7 +24,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.record_level.units import UnitGradients
-from client.worker import canary_contribution, together_or_alone
+from client.worker import UnitsFailed, canary_contribution, together_or_alone
 from privacy.audit.in_run import CanaryUnits
 from privacy.clipping.units import Units
 from privacy.contribution import Contribution, Plan, contribute
@@ -103,8 +103,8 @@ class PrivateSgd(PrivateTraining):
 
         try:
             return together_or_alone(lambda: summed(batch), lambda i: summed(batch[i : i + 1]), len(batch), "unit")
-        except Exception as error:  # not its text: it may quote records
-            log.error("every unit of a batch raised (%s): noise alone is released, and charged", type(error).__name__)
+        except UnitsFailed as error:
+            log.error("%s: noise alone is released, and charged", error)
             return Contribution.zero(planned.plan)
 
     def rows(self, batch: Int64[np.ndarray, " batch"], planned: PlannedRelease) -> Iterable[Units]:

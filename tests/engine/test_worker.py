@@ -5,6 +5,7 @@ at its root: one planted client, whatever its update, moves the encoded sum by a
 """
 
 import functools
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from client.data.columns.shares import parts_of, share_row
 from client.data.prepare import prepare
+from client.data.records import Records
 from client.data.spec import DataSpec
 from client.engine.sequential import SequentialEngine
 from client.models.base import load_base
 from client.models.lora import LoraSpec
 from client.models.tasks import SequenceClassification
-from client.worker import Worker, local_seed
+from client.worker import UnitsFailed, Worker, local_seed
 from privacy.clipping.clip_map import ClipMap
 from privacy.clipping.norms import FlatClip, PerAdapterClip
 from privacy.clipping.units import Units
@@ -184,7 +187,9 @@ def test_planted_clients_that_diverge_stay_within_one(cache: Path, aggregation: 
     assert 0.0 in lengths, "nobody diverged"
 
 
-def test_a_client_that_raises_takes_no_other_with_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_raises_takes_no_other_with_it(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The others' contributions to the sum are what they are without it, also where its work ends the joint pass."""
     made = assembly_of(cache, "zero-pad")
     sane, clip = Worker(made.job), flat(made, 1, 0.1)
@@ -192,15 +197,37 @@ def test_a_client_that_raises_takes_no_other_with_it(cache: Path, monkeypatch: p
 
     def raising(start, clients, *rest):
         if any(int(records.offsets[0]) == bad for records in clients):
-            raise IndexError("index out of range in self")
+            raise IndexError("quoted from a record")
         return train(start, clients, *rest)
 
     train = sane.engine.train
     expected = sane.contribution(request_of(made, 1, np.delete(CLIENTS, 2), clip)).encoded
     monkeypatch.setattr(sane.engine, "train", raising)
     assert torch.equal(sane.contribution(request_of(made, 1, CLIENTS, clip)).encoded, expected)
-    with pytest.raises(IndexError):
-        sane.contribution(request_of(made, 1, CLIENTS[2:3], clip))
+    for lost in (CLIENTS[2:3], CLIENTS[[2, 2]]):
+        with pytest.raises(UnitsFailed, match=r"every client raised \(IndexError in raising") as failure:
+            sane.contribution(request_of(made, 1, lost, clip))
+        told = "".join(traceback.format_exception(failure.value))  # as whoever logs it would
+        assert "quoted from a record" not in told + caplog.text
+
+
+def test_a_client_that_raises_while_it_is_asked_takes_no_other_with_it(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = assembly.job.num_labels + sum(parts_of(0).values())
+    request = request_of(assembly, 1, CLIENTS, FlatClip(2.0, told))
+    asked = Worker(assembly.job.replace(asks=True))
+    expected = asked.contribution(replace(request, clients=np.delete(CLIENTS, 2), ranks=None)).encoded
+    bad, row = int(assembly.data.client(int(CLIENTS[2])).offsets[0]), share_row
+
+    def raising(records: Records, *rest: Any) -> np.ndarray:
+        if int(records.offsets[0]) == bad:
+            raise IndexError
+        return row(records, *rest)
+
+    monkeypatch.setattr("client.worker.share_row", raising)
+    assert expected.any()
+    assert torch.equal(asked.contribution(replace(request, ranks=None)).encoded, expected)
 
 
 def test_every_round_trains_what_the_setting_says(assembly: Assembly) -> None:

@@ -1,14 +1,16 @@
-"""How many small changes of the privacy kernel its tests notice.
+"""How many small changes of the privacy kernel, or of a client's side of it, the tests notice.
 
-Run: `python -m simulations.benchmarks privacy.mutation [PATTERN ...] [--share 0.05]`, with the extra `mutation`. With
-`--again` only those are tried that nobody noticed and nobody explained when the results were written.
+Run: `python -m simulations.benchmarks privacy.mutation [PATTERN ...] [--share 0.05] [--clients]`, with the extra
+`mutation`. With `--again` only those are tried that nobody noticed and nobody explained when the results were written.
 
 mutmut changes one expression at a time (`[tool.mutmut]` in pyproject.toml says where: all that a proof leans on but for
-the words of errors) and runs the tests of tests/privacy that reach it. A change that no test notices is a survivor. It
-is listed with its line, and with the reason where ANY_CHANGE or GONE knows one: the change makes no difference that a
-guarantee could feel. Everything else that survives is a test that is missing.
+the words of errors; `[tool.mutmut-clients]` what is other for a client's side: records, nodes, the reader of data) and
+runs the tests that reach it. A change that no test notices is a survivor. It is listed with its line, and with the
+reason where ANY_CHANGE or GONE knows one: the change makes no difference that a guarantee could feel. Everything else
+that survives is a test that is missing.
 
-The whole kernel takes hours of one core; a share is drawn at random, and the score then has an interval.
+All of it takes hours of one core; a share is drawn at random, and the score then has an interval. With `--folder` the
+checkout stays, and the same command goes on where it was ended.
 """
 
 import ast
@@ -21,11 +23,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from scipy.stats import beta
 
@@ -97,7 +101,7 @@ TO_DEVICE = re.compile(r"(?<=\.to\()(None|copy|(\w+\.)?device)\b(, )?")
 
 def tried(folder: Path) -> Iterator[tuple[str, int]]:
     """Name and exit code of every mutant that was tried below ``folder`` (mutmut's own)."""
-    for path in sorted((folder / "privacy").rglob("*.meta")):
+    for path in sorted(folder.rglob("*.meta")):
         for name, code in json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"].items():
             if code is not None:
                 yield name, code
@@ -107,7 +111,7 @@ def all_names(folder: Path) -> list[str]:
     """Every mutant that could be tried."""
     return [
         name
-        for path in sorted((folder / "privacy").rglob("*.meta"))
+        for path in sorted(folder.rglob("*.meta"))
         for name in json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
     ]
 
@@ -187,7 +191,7 @@ def score(row: Mapping[str, int]) -> tuple[float, float, float]:
 
 
 def groups(results: Mapping[str, Any]) -> dict[str, Counter[str]]:
-    """Counts by folder or module of the kernel, with those that make no difference, and of all."""
+    """Counts by folder or module of a package, with those that make no difference, and of all."""
     found: dict[str, Counter[str]] = {}
     explained = Counter(each["module"] for each in results["survivors"] if reason(each))
     for row in results["rows"]:
@@ -258,6 +262,18 @@ def added(results: Mapping[str, Any], sample: Mapping[str, Any], names: str) -> 
     return {**results, **both, "samples": [*results.get("samples", ()), note]}
 
 
+def checked_out(folder: Path, clients: bool) -> None:
+    """Make a checkout of the last commit, with all its mutants, unless it is there."""
+    if not folder.is_dir():
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+        settings = folder / "pyproject.toml"
+        told = tomllib.loads(settings.read_text(encoding="utf-8"))
+        if clients:
+            told["tool"]["mutmut"] |= told["tool"]["mutmut-clients"]
+        settings.write_text(tomli_w.dumps(told), encoding="utf-8")
+    mutmut(folder, "none of them", check=False)  # makes all, tries none, and says that it is an error
+
+
 def mutmut(folder: Path, *names: str, check: bool = True) -> None:
     """Try these mutants in a checkout, after making all."""
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", "2", *names]
@@ -271,28 +287,31 @@ def main(
     least: Annotated[float, typer.Option(help="fail below this score; write nothing")] = 0.0,
     add: Annotated[bool, typer.Option("--add", help="to the results there are, in place of these modules")] = False,
     again: Annotated[bool, typer.Option("--again", help="only what was missed when the results were written")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="a client's side, not the kernel")] = False,
+    kept: Annotated[Path | None, typer.Option("--folder", help="of a checkout that stays, to go on with")] = None,
 ) -> None:
     """Try the changes and write the results."""
-    file = RESULTS / "mutation.json"
+    results = "mutation-clients" if clients else "mutation"
+    file = RESULTS / f"{results}.json"
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "checkout"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-        mutmut(folder, "none of them", check=False)  # makes all, tries none, and says that it is an error
+        folder = kept or Path(place) / "checkout"
+        checked_out(folder, clients)
         if again:
             found = tried_again(folder, json.loads(file.read_text(encoding="utf-8")))
             say(*(f"{each['where']}: {each['again']}" for each in found["survivors"] if "again" in each))
             file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             return
         names = [name for name in all_names(folder / "mutants") if fits(name, patterns or ["*"])]
-        chosen = sorted(random.Random(seed).sample(names, max(1, round(share * len(names)))))
-        mutmut(folder, *chosen)
+        chosen = set(random.Random(seed).sample(names, max(1, round(share * len(names)))))
+        if left := sorted(chosen - dict(tried(folder / "mutants")).keys()):
+            mutmut(folder, *left)
         found = {"made": len(names), "share": share, "seeds": [seed], **summary(folder / "mutants")}
         if add:
             found = added(json.loads(file.read_text(encoding="utf-8")), found, " ".join(patterns or ["*"]))
     say(scores(found), *(f"{each['where']}: {each['became']}" for each in found["survivors"] if not reason(each)))
     if least:
         raise typer.Exit(score(groups(found)["all"])[0] < least)
-    write("mutation", found)
+    write(results, found)
 
 
 def fits(name: str, patterns: list[str]) -> bool:
