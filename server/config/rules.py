@@ -350,8 +350,8 @@ RULES = (
     Rule(
         _with_local_heads,
         lambda c: c.public.warm_start_epochs or c.model.adapter,
-        "strategy.aggregation = 'local-heads' needs public.warm-start-epochs above 0, or model.adapter: a head of zeros "
-        "passes no gradient on, and nobody sends a better one",
+        "strategy.aggregation = 'local-heads' needs public.warm-start-epochs above 0, or model.adapter: a head of "
+        "zeros passes no gradient on, and nobody sends a better one",
     ),
     # Evaluation: a held-out client must be able to answer, and a round to be chosen.
     Rule(
