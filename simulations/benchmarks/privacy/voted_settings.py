@@ -8,9 +8,8 @@ by MARGIN of the clients allows, so that each rival overtakes it with a chance o
 the best of as many tries on average, chosen by public records and paid for (`lacquer sweep --private`). What each
 leaves of epsilon is told by the noise of the run that follows.
 
-A vote must also say something: a client alone can judge local steps, not what decides a private run, which is the
-server's rate against the noise. The sweep ``worth`` holds that rate with and without noise: choosing without noise is
-what a vote could bring at best, and public records without noise choose for nothing.
+A vote must also bring something. The sweep ``worth`` holds the server's rate with and without noise: what training of
+all clients without noise would choose is more than clients who try it alone can know, so it bounds the gain.
 """
 
 import json
