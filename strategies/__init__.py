@@ -31,6 +31,7 @@ AGGREGATIONS = {
     "plain": "strategies.aggregations.factors:Plain",
     "ffa": "strategies.aggregations.factors:Ffa",
     "rolora": "strategies.aggregations.factors:RoLora",
+    "local-heads": "strategies.aggregations.factors:LocalHeads",
     "fedsvd": "strategies.aggregations.fedsvd:FedSvd",
     "dp-dylora": "strategies.aggregations.ranks:DyLora",
     "zero-pad": "strategies.aggregations.ranks:ZeroPad",

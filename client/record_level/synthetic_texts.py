@@ -131,12 +131,18 @@ class Synthesiser:
     def initial(self, adapter: Float[Tensor, " size"]) -> Records:
         """D_0: K random samples and L - 1 variations of each."""
         synthesis, model = self.synthesis, self._with(adapter)
-        draws = simulation_generator(self.seed, "synthetic openings")
-        openings = [
-            self._tokens(synthesis.openings[i]) for i in draws.integers(len(synthesis.openings), size=synthesis.seeds)
-        ]
-        first = self._written(model, openings, synthesis.form == "continuation", 0)
+        first = self._written(model, self.prompts(synthesis.seeds), synthesis.form == "continuation", 0)
         return self._records(first + self._varied(model, first, 0))
+
+    def prompts(self, count: int, step: int = 0) -> list[list[int]]:
+        """The tokens of so many openings, drawn with replacement; the same again for the same step."""
+        openings = self.synthesis.openings
+        draws = simulation_generator(self.seed, "synthetic openings", *([step] if step else []))
+        return [self._tokens(openings[i]) for i in draws.integers(len(openings), size=count)]
+
+    def written_behind(self, prompts: list[list[int]], adapter: Float[Tensor, " size"], step: int) -> Records:
+        """What the model with `adapter` writes behind each prompt, which stays."""
+        return self._records(self._written(self._with(adapter), prompts, True, step))
 
     def evolve_texts(
         self, samples: Records, scores: Float[Tensor, " n"], adapter: Float[Tensor, " size"], step: int

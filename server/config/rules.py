@@ -87,6 +87,10 @@ def _with_correlated(key: str, allowed: tuple[str, ...], why: str) -> Rule:
     return _among(_correlated, "with privacy.noise-correlation = {c.privacy.noise_correlation!r}", key, allowed, why)
 
 
+def _with_local_heads(c: "RunConfig") -> bool:
+    return c.strategy.aggregation == "local-heads"
+
+
 def most_bands(c: "RunConfig") -> int:
     """The most bands of correlated noise that the sampling rate and the rounds allow."""
     return min(c.rounds, math.floor(1.0 / c.sampling_rate * (1.0 + 1e-12)))
@@ -334,6 +338,20 @@ RULES = (
         "privacy.bands = {c.privacy.bands} must be at most {bands}: a cohort comes from one of so many "
         "groups of clients, and a group takes part once in so many rounds (bands x sampling-rate <= 1, bands <= "
         "rounds)",
+    ),
+    # Heads that stay with their clients: there must be one, of one client, and learning from it must be possible.
+    Rule(
+        _with_local_heads,
+        lambda c: c.model.task == "classification" and c.privacy.unit == "client",
+        "strategy.aggregation = 'local-heads' needs model.task = 'classification' and privacy.unit = 'client', got "
+        "{c.model.task!r} and {c.privacy.unit!r}: no other model has a head, and one that all records of a site train "
+        "would carry each of them into the others' updates",
+    ),
+    Rule(
+        _with_local_heads,
+        lambda c: c.public.warm_start_epochs or c.model.adapter,
+        "strategy.aggregation = 'local-heads' needs public.warm-start-epochs above 0, or model.adapter: a head of "
+        "zeros passes no gradient on, and nobody sends a better one",
     ),
     # Evaluation: a held-out client must be able to answer, and a round to be chosen.
     Rule(

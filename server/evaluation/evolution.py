@@ -1,31 +1,42 @@
-"""Synthetic texts by votes of private units: Private Evolution, which trains nothing and needs a model's samples only.
+"""Synthetic texts by votes of private units, which are all that is asked of them.
 
 A public model writes N texts. In every generation each unit votes: each of its records for the text that lies nearest
 by the cosine of sentence embeddings, a record's vote weighing one over the unit's records. The histogram of votes, one
-row of length at most 1 a unit, is a Gaussian release of all units, charged before any noise is drawn. Texts with most
-votes stay and get variations by the model; counts below the threshold count as none.
+row of length at most 1 a unit, is a Gaussian release of all units, charged before any noise is drawn. What is then made
+of the released counts costs nothing more:
+
+    aug-pe   texts with most votes stay and get variations by the model; counts below the threshold count as none
+    popri    the model learns to prefer them (:mod:`client.record_level.preferred_texts`). A record votes once behind
+             each of K prompts; its votes weigh 1/sqrt(K) each, so that its row is no longer than 1
 
 Reference: Xie et al. 2024, Aug-PE (arXiv 2403.01749), Algorithm 1, without its look-ahead (a text is embedded as it is,
 not as the mean of its variations), with seeds drawn without replacement in proportion to their counts.
 Guarantee: that of the ledger, for adding or removing one unit. Beyond the votes, the texts are the public model's.
 """
 
+import copy
 import json
+import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from client.data.records import MOST_AT_ONCE, Records
+from client.engine.engine import build_engine
 from client.generation import text_of
-from client.models.lora import LoraSpec, adapter_layout
+from client.models.files import hub_id
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter, save_peft
 from client.models.targets import targets_of
+from client.models.tasks import make_task
+from client.record_level.preferred_texts import PreferringWriter
 from client.record_level.statistics import Source
 from client.record_level.synthetic_texts import Synthesis, Synthesiser
 from privacy import durable
@@ -43,7 +54,7 @@ from privacy.mechanism import charged_release
 from privacy.randomness.sampling import CohortSampler
 from server.config.schema import RunConfig
 from server.evaluation.synthetic import TEXTS_FILE, write_card
-from server.run_folder.names import LEDGER_FILE, PRIVACY_FILE
+from server.run_folder.names import ADAPTER_FOLDER, LEDGER_FILE, PRIVACY_FILE
 
 EMBEDDING = "minilm"
 MOST_TOKENS = 128
@@ -53,6 +64,12 @@ LABEL = "votes"
 OF_VOTES = (
     "The texts are computed of the public model and of noisy counts of votes; the ledger beside them has every charge."
 )
+
+WAYS = {
+    "aug-pe": ("varied", "Private Evolution, arXiv 2403.01749"),
+    "popri": ("tuned", "POPri, arXiv 2504.16438"),
+}
+"""What is made of the votes: in a word, and by whom."""
 
 Embed = Callable[[Sequence[str]], Float[Tensor, "texts size"]]
 
@@ -67,6 +84,7 @@ class Evolution:
         samples: N.
         generations: histograms that are released, at least 1.
         threshold: noisy counts below it count as none; in units.
+        votes: texts that each record votes for; every vote weighs one over the root of it.
     """
 
     commitment: Commitment
@@ -74,6 +92,12 @@ class Evolution:
     samples: int
     generations: int
     threshold: float
+    votes: int = 1
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a released count, in units."""
+        return self.noise_multiplier * math.sqrt(self.votes)
 
     @property
     def plan(self) -> Plan:
@@ -87,17 +111,17 @@ class Evolution:
         return (
             f"This costs epsilon {one.epsilon:g} at delta {one.delta:g} for each of {one.population:,} "
             f"{one.unit.removeprefix('group:')}s, added to whatever else is done with these data. A count of votes is "
-            f"then known to +-{1.96 * self.noise_multiplier:.2g} {one.unit.removeprefix('group:')}s (95 %), where a "
-            f"text has {one.population / self.samples:.3g} on average."
+            f"then known to +-{1.96 * self.noise:.2g} {one.unit.removeprefix('group:')}s (95 %), where a "
+            f"text has {one.population * self.votes / self.samples:.3g} on average."
         )
 
 
 def price_votes(
-    source: Source, config: RunConfig, epsilon: float, delta: float, *, samples: int, generations: int
+    source: Source, config: RunConfig, epsilon: float, delta: float, *, samples: int, generations: int, votes: int = 1
 ) -> Evolution:
     """Calibrate the noise of every histogram to a target; nothing is spent.
 
-    The threshold is two standard deviations of the noise.
+    The threshold is two standard deviations of the noise; with several votes 0.
 
     Raises:
         ValueError: numbers that are too small, or a target that no noise keeps.
@@ -106,14 +130,49 @@ def price_votes(
         raise ValueError(f"generations must be at least 1, got {generations}")
     everyone = Poisson(1.0, len(source), config.unit)
     commitment, z = floor_commitment(epsilon, delta, everyone, generations, label=LABEL)
-    return Evolution(commitment, z, samples, generations, 2 * z)
+    return Evolution(commitment, z, samples, generations, 2 * z if votes == 1 else 0.0, votes)
+
+
+class Writer(Protocol):
+    """The interface of what writes texts, and makes better ones of released counts."""
+
+    @property
+    def synthesiser(self) -> Synthesiser: ...
+    def first(self) -> Records: ...
+    def voted(
+        self, records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]
+    ) -> Int64[np.ndarray, "n votes"]: ...
+    def after(self, texts: Records, counts: Float[Tensor, " samples"], step: int) -> Records: ...
+
+
+@dataclass(frozen=True)
+class VaryingWriter:
+    """Aug-PE's: the public model writes, and varies what has votes.
+
+    Attributes:
+        adapter: of the model that writes; zeros are the public model itself.
+    """
+
+    synthesiser: Synthesiser
+    adapter: Float[Tensor, " size"]
+
+    def first(self) -> Records:
+        """Texts of the model, and variations of them."""
+        return self.synthesiser.initial(self.adapter)
+
+    def voted(self, records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]) -> Int64[np.ndarray, "n 1"]:
+        """The text nearest to each record."""
+        return nearest(records, texts)[:, None]
+
+    def after(self, texts: Records, counts: Float[Tensor, " samples"], step: int) -> Records:
+        """Texts in proportion to their votes, and variations of them."""
+        return self.synthesiser.evolve_texts(texts, counts, self.adapter, step)
 
 
 def evolve(
     source: Source,
     evolution: Evolution,
-    synthesiser: Synthesiser,
-    adapter: Float[Tensor, " size"],
+    writer: Writer,
     embed: Embed,
     folder: Path,
     column: str,
@@ -127,7 +186,6 @@ def evolve(
     its folder is not gone on with.
 
     Args:
-        adapter: of the model that writes; zeros are the public model itself.
         embed: unit vectors of texts.
         column: name of the texts in the file.
         name: of the public model.
@@ -141,9 +199,9 @@ def evolve(
         FileExistsError: there is a ledger; nothing is spent twice.
         AccountRefused: the account does not pay.
     """
-    tokenizer = synthesiser.tokenizer
+    tokenizer = writer.synthesiser.tokenizer
     tell(f"writing the first {evolution.samples:,} texts")
-    texts = synthesiser.initial(adapter)
+    texts = writer.first()
     tell(f"embedding {len(source.records):,} records")
     private = embed(_decoded(tokenizer, source.records))
     paid = evolution.commitment
@@ -152,33 +210,57 @@ def evolve(
         _write(folder / TEXTS_FILE, tokenizer, texts, column)
         for step in range(1, evolution.generations + 1):
             tell(f"generation {step} of {evolution.generations}")
-            rows = nearest(private, embed(_decoded(tokenizer, texts)))
-            scores = _released(source, evolution, rows, ledger, step - 1)
-            texts = synthesiser.evolve_texts(texts, scores, adapter, step)
+            chosen = writer.voted(private, embed(_decoded(tokenizer, texts)))
+            texts = writer.after(texts, _released(source, evolution, chosen, ledger, step - 1), step)
             _write(folder / TEXTS_FILE, tokenizer, texts, column)
         statement = privacy_statement(ledger)
         durable.write(folder / PRIVACY_FILE, json.dumps(statement, indent=2) + "\n")
+    if isinstance(writer, PreferringWriter):  # it writes more of them at no further price
+        place, spec = folder / ADAPTER_FOLDER, writer.synthesiser.spec
+        save_peft(place, writer.adapter, writer.engine.layout, spec, base=hub_id(name))
+        shutil.copyfile(folder / PRIVACY_FILE, place / PRIVACY_FILE)  # beside it, or it would pass for a public one
     unit = paid.unit.removeprefix("group:")
+    way, paper = WAYS["aug-pe" if evolution.votes == 1 else "popri"]
     made = (
-        f"{evolution.samples:,} texts that no person wrote, by {name}, a public model, varied in "
-        f"{evolution.generations} generations by votes of private {unit}s (Private Evolution, arXiv 2403.01749)."
+        f"{evolution.samples:,} texts that no person wrote, by {name}, a public model, {way} in "
+        f"{evolution.generations} generations by votes of private {unit}s ({paper})."
     )
     write_card(folder, name, evolution.samples, statement, [made, OF_VOTES])
     return folder / TEXTS_FILE
 
 
-def public_writer(config: RunConfig, synthesis: Synthesis) -> tuple[Synthesiser, Tensor]:
-    """Load the base model of a run's settings as a writer, and the adapter that leaves it as it is.
+def public_writer(config: RunConfig, synthesis: Synthesis) -> VaryingWriter:
+    """Load the base model of a run's settings as a writer by Aug-PE.
 
     Raises:
         ConfigError, ValueError: the model cannot be loaded, or writes nothing.
     """
+    spec, synthesiser = _synthesiser(config, synthesis, 1)  # any adapter: it adds nothing
+    return VaryingWriter(synthesiser, torch.zeros(adapter_layout(synthesiser.model, spec).size))
+
+
+def preferring_writer(config: RunConfig, synthesis: Synthesis, noise: float) -> PreferringWriter:
+    """Load the base model of a run's settings as a writer by POPri.
+
+    Args:
+        noise: standard deviation of a released count, in units.
+
+    Raises:
+        ConfigError, ValueError: the model cannot be loaded, or writes nothing.
+    """
+    spec, synthesiser = _synthesiser(config, synthesis, config.model.rank)
+    start = initial_adapter(adapter_layout(synthesiser.model, spec), synthesiser.model, config.seed)
+    task = make_task("preference", beta=config.local.preference.beta)
+    engine = build_engine(copy.deepcopy(synthesiser.model), spec, task, device=synthesiser.device)
+    return PreferringWriter(synthesiser, engine, start, noise)
+
+
+def _synthesiser(config: RunConfig, synthesis: Synthesis, rank: int) -> tuple[LoraSpec, Synthesiser]:
     model, tokenizer = config.engine.load_rounded(config.model.name, "causal-lm")
-    spec = LoraSpec(1, 1.0, targets_of(model, "auto"))  # any: it adds nothing
+    spec = LoraSpec(rank, config.model.alpha, targets_of(model, "auto"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = replace(synthesis, rule="proportional")  # counts are hundreds: their softmax would be the most voted alone
-    writer = Synthesiser(model, tokenizer, spec, chosen, config.seed, device)
-    return writer, torch.zeros(adapter_layout(model, spec).size)
+    return spec, Synthesiser(model, tokenizer, spec, chosen, config.seed, device)
 
 
 def nearest(records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]) -> np.ndarray:
@@ -188,11 +270,15 @@ def nearest(records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size
 
 
 def vote_rows(source: Source, chosen: np.ndarray, units: range, samples: int) -> np.ndarray:
-    """The votes of some units, a row each that sums to 1, or to 0 where a unit has no records: no longer than 1."""
+    """The votes of some units, a row each, no longer than 1: the mean of its records' rows, 0 where it has none.
+
+    Args:
+        chosen: the texts that each record votes for, ``[n, votes]``, different ones.
+    """
     rows = np.zeros((len(units), samples))
     for row, unit in zip(rows, units, strict=True):
         own = chosen[source.order[source.starts[unit] : source.stops[unit]]]
-        row += np.bincount(own, minlength=samples) / max(len(own), 1)
+        row += np.bincount(own.ravel(), minlength=samples) / (max(len(own), 1) * math.sqrt(chosen.shape[1]))
     return rows
 
 
@@ -208,7 +294,8 @@ def _released(
     sampling = evolution.commitment.floor[0].sampling
     sampler = CohortSampler.create()
     cohort = sampler.draw(sampling, number, label=LABEL)
-    counts = charged_release(total, plan, cohort, ledger=ledger).update.double() * len(source)
+    whole = len(source) * math.sqrt(evolution.votes)
+    counts = charged_release(total, plan, cohort, ledger=ledger).update.double() * whole
     return torch.where(counts < evolution.threshold, 0.0, counts)
 
 

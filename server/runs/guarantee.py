@@ -139,6 +139,17 @@ def _public_start(config: RunConfig) -> tuple[str, ...]:
     )
 
 
+def _kept_heads(config: RunConfig) -> tuple[str, ...]:
+    """The note on heads that clients keep; none where they are sent."""
+    if config.strategy.aggregation != "local-heads":
+        return ()
+    return (
+        "the head that each client trains and keeps: it is not released and holds what the client's records say. Used "
+        "at its client alone, it leaves the guarantee to every other client as it is (joint differential privacy); "
+        "whoever is given it, or its answers, learns of that client without limit",
+    )
+
+
 def client_level_statement(
     config: RunConfig, ledger: Ledger, listed: Commitment | None = None, held: Sequence[int] = ()
 ) -> dict[str, Any]:
@@ -148,7 +159,7 @@ def client_level_statement(
         listed: commitment of secure sums: the most that all runs on their list cost together; else None.
         held: number of clients of each node, where nodes have many.
     """
-    further = (*_rounding(config), *_public_start(config))
+    further = (*_rounding(config), *_public_start(config), *_kept_heads(config))
     if listed is not None and ledger.not_private is None:
         further = (
             *further,

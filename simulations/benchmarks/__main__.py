@@ -29,6 +29,7 @@ BENCHMARKS = {
     "privacy.flower_dp": "Flower's own DP wrappers under the checks that ours pass",
     "privacy.batch_invariance": "how far a record moves what others contribute, by rounding",
     "privacy.published_accounting": "what the accounting of two papers leaves out",
+    "privacy.voted_settings": "what a vote of clients over settings costs, and could bring",
     "papers.sst2": "preset sst2 over seeds",
     "papers.atdp.chains": "redaction, noise and ATDP phases on WikiText-2: perplexity and exposure",
     "papers.atdp.frontier": "exposure against perplexity of ways to forget, ATDP beside noise alone",

@@ -116,16 +116,14 @@ class AdapterLayout:
             entry.trained_of(result).copy_(_shaped(values, entry.trained_shape))
         return result
 
-    def training(self, train: str, ranks: int | None = None) -> "AdapterLayout":
-        """Make the layout of these values with other factors (`"both"`, `"a"`, `"b"`) and ranks trained.
-
-        Heads are always trained.
+    def training(self, train: str, ranks: int | None = None, heads: bool = True) -> "AdapterLayout":
+        """Make the layout of these values with other factors (`"both"`, `"a"`, `"b"`) and ranks trained, and `heads`.
 
         ValueError if the adapters have fewer than `ranks` ranks.
         """
         checks.one_of(("both", "a", "b"), train=train)
-        frozen = {"both": "", "a": "B", "b": "A"}[train]
-        trained = tuple(replace(e, trainable=e.factor != frozen, ranks=None) for e in self.entries)
+        frozen = ({"both": "", "a": "B", "b": "A"}[train], "" if heads else "head")
+        trained = tuple(replace(e, trainable=e.factor not in frozen, ranks=None) for e in self.entries)
         if ranks is None or ranks == self.rank:
             return AdapterLayout(trained)
         checks.within(1, self.rank, ranks=ranks, remedy="the upper limit is model.rank")

@@ -18,7 +18,7 @@ from strategies.adapter.layout import AdapterLayout
 
 @dataclass(frozen=True)
 class TrainedSubset:
-    """The factors and ranks that a round trains; heads are always trained.
+    """The factors and ranks that a round trains; heads are always trained, and sent unless clients keep theirs.
 
     Attributes:
         factors: `"both"`, `"a"` or `"b"`.
@@ -26,12 +26,14 @@ class TrainedSubset:
         scale_a, scale_b: public factors on the update of A and of B before it is clipped, undone after the release.
             With one threshold C for the sent vector, the update of A is clipped as if by C / scale_a, and its noise has
             standard deviation z C / scale_a on the sum.
+        heads: whether the update of the heads is sent.
     """
 
     factors: str = "both"
     ranks: int | None = None
     scale_a: float = 1.0
     scale_b: float = 1.0
+    heads: bool = True
 
     def __post_init__(self) -> None:
         checks.one_of(("both", "a", "b"), factors=self.factors)
@@ -41,7 +43,7 @@ class TrainedSubset:
 
     def layout(self, whole: AdapterLayout) -> AdapterLayout:
         """The layout whose trainable vector is the sent one (but for the scales). ValueError for too many ranks."""
-        return whole.training(self.factors, self.ranks)
+        return whole.training(self.factors, self.ranks, self.heads)
 
     def scales(self, whole: AdapterLayout) -> Float[Tensor, " d"] | None:
         """The scale of every value of the sent vector; None where all are 1."""
@@ -53,7 +55,7 @@ class TrainedSubset:
     def sent_rows(self, engine: AdapterLayout, updates: Float[Tensor, "clients dim"]) -> Float[Tensor, "clients d"]:
         """Updates in the engine's trainable vector, as sent. `engine` is its layout after `switch(factors)`."""
         rows = updates
-        if self.ranks is not None:
+        if self.ranks is not None or not self.heads:
             full = engine.with_trainable(updates.new_zeros(*updates.shape[:-1], engine.size), updates)
             rows = self.layout(engine).trainable_values(full)
         scales = self.scales(engine)
@@ -62,16 +64,16 @@ class TrainedSubset:
     def engine_rows(
         self, engine: AdapterLayout, rows: Float[Tensor, "... d"], ranks: int | None = None
     ) -> Float[Tensor, "... dim"]:
-        """Turn rows as they are sent into the engine's trainable vector; 0 for ranks that are not trained, or that lie
-        beyond the first `ranks` of a client.
+        """Turn rows as they are sent into the engine's trainable vector; 0 for what is not sent, or for ranks beyond
+        the first `ranks` of a client.
         """
         scales = self.scales(engine)
         updates = rows if scales is None else rows / scales
         most = self.ranks if ranks is None else ranks
-        if most is None:
+        if most is None and self.heads:
             return updates
         full = self.layout(engine).with_trainable(rows.new_zeros(*rows.shape[:-1], engine.size), updates)
-        return engine.trainable_values(engine.truncate_ranks(full, most))
+        return engine.trainable_values(full if most is None else engine.truncate_ranks(full, most))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

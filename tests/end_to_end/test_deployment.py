@@ -22,7 +22,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from client.supernode import GONE
 from server.config.schema import RunConfig
 from server.network.operator_key import access_token
-from server.run_folder.names import FLOWER_RUN_FILE
+from server.run_folder.names import FLOWER_RUN_FILE, PRIVACY_FILE
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import read_metrics, read_status
 from simulations.cli.federation.following import SPEAKS
@@ -112,6 +112,13 @@ def test_a_run_is_instructed_by_its_server_alone_and_stopped_and_resumed_with_it
     assert deployment.lacquer("follow", str(deployment.run)).returncode == 0
     refused = deployment.lacquer("stop", str(deployment.run))
     assert (refused.returncode, "nothing to stop" in refused.stderr) == (2, True)
+
+    first = deployment.run
+    later = deployment.lacquer("deploy", "run.toml", "--from", str(first), "--set", "rounds=1", "--quiet")
+    assert later.returncode == 0, later.stderr
+    (told,) = json.loads((Path(later.stdout.strip()) / PRIVACY_FILE).read_text())["together"]
+    assert told["runs"] == [first.name.partition("-")[0], "this run's"]
+    assert told["epsilon"] > json.loads((first / PRIVACY_FILE).read_text())["epsilon"]
 
 
 @pytest.mark.nightly  # the container test stops the line for as long

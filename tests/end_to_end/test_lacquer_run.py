@@ -3,16 +3,19 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from privacy.ledger.ledger import Ledger
+from tests.end_to_end.lacquer_process import LACQUER
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(1200)]
 
@@ -88,6 +91,36 @@ def test_a_run_completes_and_leaves_its_artefacts_and_no_process(lacquer, tmp_pa
     with Ledger.open(run.run_folder / "ledger.jsonl", read_only=True) as ledger:
         assert len(ledger.events) == 3
         assert ledger.epsilon_spent() <= 4.0
+
+
+def test_a_run_goes_on_from_another_and_says_what_both_guarantee(lacquer, tmp_path):
+    """An export, and its adapter as PEFT alone would have saved it, are rehearsed."""
+    text = ["model.name=random:llama", "model.task=causal-lm", "model.targets=q_proj,v_proj", "data.partition=iid"]
+    settings = [word for setting in text for word in ("--set", setting)]
+    first = lacquer("--engine", "inprocess", "--quiet", *settings)
+    assert first.finish() == 0, first.stderr()
+    before = Path(first.stdout().strip())
+    later = lacquer("--from", str(before), "--set", "name=later", "--quiet", *settings)
+    assert later.finish() == 0, later.stderr()
+    after = Path(later.stdout().strip())
+    assert (after / "flower.log").exists()
+    told = json.loads((after / "privacy.json").read_text())
+    (group,) = told["together"]
+    assert group["runs"] == ["tiny", "this run's"]
+    assert told["epsilon"] < group["epsilon"] < 2 * told["epsilon"]
+    begun, _, _ = (after / "metrics.jsonl").read_text().partition("\n")
+    ended = json.loads((before / "results.json").read_text())["validation_loss"]
+    assert json.loads(begun)["validation_loss"] == pytest.approx(ended, rel=1e-5)
+
+    done = subprocess.run([LACQUER, "export", before, tmp_path / "export"], check=False)
+    assert done.returncode == 0
+    (tmp_path / "peft").mkdir()
+    shutil.copyfile(tmp_path / "export/adapter_config.json", tmp_path / "peft/adapter_config.json")
+    save_file(load_file(tmp_path / "export/adapter_model.safetensors"), tmp_path / "peft/adapter_model.safetensors")
+    for name in ("export", "peft"):
+        last = lacquer("--from", str(tmp_path / name), "--dry-run", *settings)
+        assert last.finish() == 0, last.stderr()
+        assert f'model.adapter="{tmp_path / name}"' in "".join(last.stdout().split())
 
 
 def test_a_server_that_fails_ends_the_run_with_its_reason(lacquer, tmp_path):

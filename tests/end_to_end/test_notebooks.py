@@ -10,7 +10,10 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 NOTEBOOKS = DOCS / "notebooks"
 execute_notebook = runpy.run_path(str(DOCS / "tools/notebooks.py"))["execute_notebook"]
-TIERS = {"quickstart": [pytest.mark.slow, pytest.mark.ray], "own_strategy": [pytest.mark.nightly]}
+TIERS = {
+    "quickstart": [pytest.mark.slow, pytest.mark.ray],
+    **dict.fromkeys(("own_strategy", "preference", "go_on", "synthesise"), [pytest.mark.nightly]),
+}
 
 
 def outputs(notebook: object) -> list[dict]:

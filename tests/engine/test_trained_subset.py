@@ -24,6 +24,7 @@ PARTS = [
     TrainedSubset("both", 4),
     TrainedSubset("both", 2, 0.25, 8.0),
     TrainedSubset("b", None, 1.0, 0.5),
+    TrainedSubset("both", 2, 1.0, 0.5, heads=False),
 ]
 
 

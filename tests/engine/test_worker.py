@@ -41,6 +41,7 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "plain": {"scale-a": 0.5, "scale-b": 4.0},
     "ffa": {},
     "rolora": {"scale-a": 3.0, "scale-b": 0.5},
+    "local-heads": {"scale-b": 2.0},
     "fedsvd": {"scale-b": 5.0},
     "dp-dylora": {"scale-b": 3.0},
     "zero-pad": {"ranks": "1,2,4"},
@@ -66,6 +67,7 @@ def assembly_of(cache: Path, aggregation: str, learning_rate: float = 0.2) -> As
         "model": {"name": "random:bert", "rank": RANK, "max-length": 32},
         "data": {"validation-records": 20, "test-records": 20, "records-per-client": 4, "cache": str(cache)},
         "local": {"learning-rate": learning_rate, "batch-size": 2},
+        "public": {"warm-start-epochs": 1},
     }
     return assemble_client_level(parse(table))
 
@@ -142,7 +144,7 @@ def alone(assembly: Assembly, request: TrainRequest, client: int, ranks: int) ->
             padded = torch.zeros(entry.shape[0], most)
             padded[:, :ranks] = values * request.part.scale_b
             sent.append(padded.flatten())
-        elif entry.factor == "head":
+        elif entry.factor == "head" and request.part.heads:
             sent.append(values.flatten())
     return torch.cat(sent)
 

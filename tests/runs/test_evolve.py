@@ -8,21 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from typer.testing import CliRunner
 
 from client.data.records import Records
 from client.models.base import load_base
+from client.record_level.preferred_texts import preferred_pairs
 from client.record_level.statistics import Source
 from client.record_level.synthetic_texts import Synthesis
 from privacy.accountants import epsilon
 from privacy.ledger.ledger import Ledger
 from server.config.load import parse
 from server.evaluation import evolution
-from server.evaluation.evolution import evolve, nearest, price_votes, public_writer, vote_rows
+from server.evaluation.evolution import evolve, nearest, preferring_writer, price_votes, public_writer, vote_rows
 from simulations.cli.app import app
 from tests.cases.finished_runs import records
 
 UNITS, SAMPLES = 300, 8
+MODEL = {"name": "random:llama", "task": "causal-lm", "max-length": 24}
 
 
 def source_of(texts: list[str], each: int = 1) -> Source:
@@ -40,15 +43,13 @@ def by_letters(texts: Any) -> torch.Tensor:
 
 
 def config(**changed: Any) -> Any:
-    return parse(
-        {"clients": UNITS, "model": {"name": "random:llama", "task": "causal-lm", "max-length": 24}, **changed}
-    )
+    return parse({"clients": UNITS, "model": MODEL, **changed})
 
 
 def test_a_row_of_votes_is_no_longer_than_one_and_a_units_own() -> None:
     source = source_of(["a", "b", "b", "c", "d", "a"], each=3)
     empty = Source(source.records, (), source.order, np.array([0, 3, 3]), np.array([3, 3, 6]), 3, "random:bert")
-    rows = vote_rows(empty, np.array([0, 1, 1, 2, 3, 0]), range(3), 4)
+    rows = vote_rows(empty, np.array([0, 1, 1, 2, 3, 0])[:, None], range(3), 4)
     assert rows.tolist() == [[1 / 3, 2 / 3, 0, 0], [0, 0, 0, 0], [1 / 3, 0, 1 / 3, 1 / 3]]
     assert (np.linalg.norm(rows, axis=1) <= 1).all()
     assert nearest(by_letters(["aab", "c"]), by_letters(["c", "b", "a"])).tolist() == [2, 0]
@@ -59,8 +60,8 @@ def test_texts_move_to_what_units_hold_and_every_vote_was_charged(
 ) -> None:
     source, settings = source_of(["zz zz"] * UNITS), config()
     price = price_votes(source, settings, 8.0, 1e-4, samples=SAMPLES, generations=2)
-    writer, adapter = public_writer(settings, Synthesis(SAMPLES, 24, ("aaa", "bbb", "ccc", "zzz"), kept=(1.0, 1.0)))
-    assert writer.synthesis.rule == "proportional", "a softmax of counts would keep the most voted alone"
+    writer = public_writer(settings, Synthesis(SAMPLES, 24, ("aaa", "bbb", "ccc", "zzz"), kept=(1.0, 1.0)))
+    assert writer.synthesiser.synthesis.rule == "proportional", "a softmax of counts would keep the most voted alone"
     released = list[torch.Tensor]()
     kept = evolution._released
 
@@ -69,7 +70,7 @@ def test_texts_move_to_what_units_hold_and_every_vote_was_charged(
         return released[-1]
 
     monkeypatch.setattr(evolution, "_released", watched)
-    file = evolve(source, price, writer, adapter, by_letters, tmp_path, "words", "random:llama")
+    file = evolve(source, price, writer, by_letters, tmp_path, "words", "random:llama")
     texts = [json.loads(line)["words"] for line in file.read_text().splitlines()]
     assert len(texts) == SAMPLES
     assert sum(text.startswith("zzz") for text in texts) > SAMPLES / 2, texts
@@ -87,11 +88,56 @@ def test_counts_carry_the_noise_that_was_paid_for(tmp_path: Path) -> None:
     price = replace(price_votes(source, settings, 1.0, 1e-4, samples=50, generations=1), threshold=-1e9)
     for attempt in range(40):
         with Ledger.create(tmp_path / f"{attempt}.jsonl", price.commitment) as ledger:
-            found.append(evolution._released(source, price, np.full(UNITS, 3), ledger, 0))
+            found.append(evolution._released(source, price, np.full((UNITS, 1), 3), ledger, 0))
     counts = torch.stack(found)
     others = counts[:, [i for i in range(50) if i != 3]]
     assert counts[:, 3].mean() == pytest.approx(UNITS, abs=5 * price.noise_multiplier / 40**0.5)
     assert others.std() == pytest.approx(price.noise_multiplier, rel=0.07)
+
+
+def test_records_vote_behind_every_prompt_with_votes_that_together_weigh_one() -> None:
+    source, texts = source_of(["a", "b", "a", "b"], each=2), ["ab", "a", "b", "c", "zz", "c", "b", "z"]
+    writer = preferring_writer(config(), Synthesis(8, 24, ("a",)), 0.0)
+    chosen = writer.voted(by_letters(["a", "b", "a", "b"]), by_letters(texts))
+    assert chosen.tolist() == [[1, 5], [2, 6], [1, 5], [2, 6]] or (chosen[:, 0] == [1, 2, 1, 2]).all()
+    rows = vote_rows(source, chosen, range(2), 8)
+    assert (np.linalg.norm(rows, axis=1) <= 1 + 1e-12).all()
+    alike = vote_rows(source_of(["a", "a"], each=2), chosen[[0, 0]], range(1), 8)
+    assert np.linalg.norm(alike) == pytest.approx(1.0)
+
+
+def test_pairs_are_of_one_prompt_the_best_before_one_of_the_middle_and_no_noise() -> None:
+    texts = Records.from_lists([[7, 10 + n, 1] for n in range(8)])
+    counts = torch.tensor([3.0, 90, 40, 60, 8, 7, 9, 8])
+    pairs = preferred_pairs(texts, counts, [[7], [7]], noise=2.0)
+    assert [pairs.tokens.tolist(), pairs.splits.tolist()] == [[7, 11, 1, 7, 12, 1], [3]]
+    assert pairs.token_weights.tolist() == [0, 1, 1, 0, 1, 1]
+    assert len(preferred_pairs(texts, counts, [[7], [7]], noise=0.0)) == 2
+
+
+def test_a_generator_learns_what_units_hold_from_paid_votes_alone(tmp_path: Path) -> None:
+    """Records are letters alone, and the share of letters rises; the writer is given nothing but released counts."""
+    source, settings = source_of(["abcd"] * UNITS), config(model={**MODEL, "max-length": 12, "rank": 4})
+    price = price_votes(source, settings, 20.0, 1e-4, samples=160, generations=2, votes=40)
+    writer = preferring_writer(settings, Synthesis(160, 12, ("b",)), price.noise)
+    writer.local = writer.local.replace(learning_rate=0.02)
+
+    def shares(texts: Any) -> torch.Tensor:
+        letters = [sum(each.isascii() and each.isalpha() for each in text) / max(1, len(text)) for text in texts]
+        return torch.tensor([[share, 1 - share] for share in letters])
+
+    before = shares(evolution._decoded(writer.synthesiser.tokenizer, writer.first()))[:, 0].mean()
+    embed = lambda texts: torch.nn.functional.normalize(shares(texts), dim=1)  # noqa: E731
+    file = evolve(source, price, writer, embed, tmp_path, "words", "random:llama")
+    texts = [json.loads(line)["words"] for line in file.read_text().splitlines()]
+    assert len(texts) == 160
+    assert shares(texts)[:, 0].mean() > before + 0.1, (before, texts[:10])
+    with Ledger.open(tmp_path / "ledger.jsonl", read_only=True) as ledger:
+        assert len(ledger.charges) == 2
+    assert "POPri" in (tmp_path / "README.md").read_text()
+    base, _ = load_base("random:llama", "causal-lm")
+    PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert (tmp_path / "adapter/privacy.json").read_bytes() == (tmp_path / "privacy.json").read_bytes()
 
 
 def test_the_command_asks_first_and_spends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,3 +160,9 @@ def test_the_command_asks_first_and_spends_once(tmp_path: Path, monkeypatch: pyt
     assert set(json.loads((tmp_path / "out/texts.jsonl").read_text().splitlines()[0])) == {"prompt"}
     again = CliRunner().invoke(app, [*words, "--yes"])
     assert (again.exit_code, "were paid for" in again.output) == (2, True)
+    other = [*words[:2], "--method", "popri", *words[2:-2], "--folder", "other", *words[-2:], "--yes"]
+    odd = CliRunner().invoke(app, other)
+    assert (odd.exit_code, "multiple of 4" in odd.output) == (2, True), odd.output
+    tuned = CliRunner().invoke(app, [*other, "--n", "8"])
+    assert tuned.exit_code == 0, tuned.output
+    assert len(Path("other/texts.jsonl").read_text().splitlines()) == 8

@@ -1,6 +1,7 @@
 """What a run has trained, loaded where Lacquer is not: adapters, whole models, classifiers; their cards; refusals."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import OfflineModeIsEnabled
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from typer.testing import CliRunner, Result
 
@@ -34,6 +35,7 @@ TEXTS = [
     "a </s> b <s> c",
     "a longer text, which says nothing at all and is cut somewhere behind this place",
 ]
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/two_adapters.py"
 ALONE = "import sys; sys.modules.update(dict.fromkeys(('privacy', 'strategies', 'client', 'server', 'simulations')))\n"
 
 
@@ -203,6 +205,31 @@ def test_an_adapter_is_copied_with_its_guarantee_beside_it(made: MakeRun, tmp_pa
         assert (tmp_path / "out" / name).read_bytes() == (folder / "adapter" / name).read_bytes()
     assert (tmp_path / "out" / "privacy.json").is_file()
     assert "--enable-lora --lora-modules" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_two_exports_are_served_on_one_base_by_the_example_of_the_guide(made: MakeRun, tmp_path: Path) -> None:
+    """Each answers as it does alone."""
+    folder = made("causal-lm", "llama")
+    run, base = read_finished(folder), read_finished(folder).config.model.name
+    assert lacquer(folder, tmp_path / "one").exit_code == 0
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    weights = load_file(tmp_path / "one" / "adapter_model.safetensors")
+    other = {name: values * (-300.0 if "lora_B" in name else 1.0) for name, values in weights.items()}
+    save_file(other, tmp_path / "two" / "adapter_model.safetensors", {"format": "pt"})
+    places = [tmp_path / name for name in ("one", "two")]
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, base, "aaaa number", *places], capture_output=True, text=True, check=True
+    )
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["adapter"] for line in said] == ["one", "two"]
+    assert {line["guarantee"] for line in said} == {run.statement["sentence"]}
+    tokenizer = run.tokenizer()
+    tokens = tokenizer("aaaa number", return_tensors="pt")
+    for line, place in zip(said, places, strict=True):
+        alone = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), place)
+        answer = alone.generate(**tokens, max_new_tokens=8, do_sample=False)[0, tokens["input_ids"].shape[1] :]
+        assert line["answer"] == tokenizer.decode(answer, skip_special_tokens=True)
+    assert said[0]["answer"] != said[1]["answer"]
 
 
 def test_a_run_without_a_guarantee_says_so_in_every_form(tmp_path: Path) -> None:

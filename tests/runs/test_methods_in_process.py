@@ -33,6 +33,7 @@ def run(folder: Path, cache: Path, **strategy: Any) -> dict[str, Any]:
         "strategy": {"controller": "fixed", "served-average": 0.5, **strategy},
         "model": {"name": "random:bert", "rank": 4, "max-length": 32},
         "data": {"validation-records": 20, "test-records": 20, "records-per-client": 3, "cache": str(cache)},
+        "public": {"warm-start-epochs": int(strategy["aggregation"] == "local-heads")},
         "engine": {"kind": "inprocess", "workers": 2},
     }
     run_inprocess(parse(table), folder)
@@ -51,6 +52,13 @@ def test_a_run_of_every_method_leaves_an_adapter(cache: Path, tmp_path: Path, ag
     if aggregation == "dp-dylora":
         assert all((size - HEAD) % (BOTH // 4) == 0 for size in sizes)
         assert results["dimension"] == max(sizes)
+    elif aggregation == "local-heads":
+        assert sizes == [BOTH] * 2
+        start = load_file(tmp_path / "public-start.safetensors")["adapter"]
+        released = torch.cat([adapter[name].flatten() for name in sorted(adapter) if "classifier" in name])
+        assert sorted(released.tolist()) == sorted(start[-HEAD:].tolist()), "public records alone made the head"
+        told = json.loads((tmp_path / "privacy.json").read_text())["not_covered"]
+        assert any(text.startswith("the head that each client trains and keeps") for text in told)
     else:
         assert sizes == [HEAD + (BOTH if aggregation in ("plain", "zero-pad") else ONE)] * 2
     if aggregation == "fedsvd":

@@ -23,7 +23,7 @@ PAIRS = [(name, "fedadam") for name in SUMS] + [("rolora", name) for name in OPT
 
 def make(fed, aggregation: str, optimizer: str, **parts: Any) -> DpFedAvg:
     strategy = {"aggregation": aggregation, "aggregation-options": OPTIONS.get(aggregation, {}), "optimizer": optimizer}
-    made = methods(parse({"strategy": strategy}))
+    made = methods(parse({"strategy": strategy, "public": {"warm-start-epochs": 1}}))
     adapters = Adapters(2, fed.N, 7)
     layouts = tuple(
         made.aggregation.part(adapters, round).layout(fed.LAYOUT).blocks() for round in range(1, fed.ROUNDS + 1)

@@ -40,6 +40,10 @@ def deploy_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key. Repeatable.")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN|FOLDER", help="Go on from the adapter of a run, or of PEFT.", exists=True),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder instead.")] = None,
     other_code: Annotated[bool, typer.Option("--other-code", help="Resume although the code has changed.")] = False,
     address: Address = ADDRESS,
@@ -56,7 +60,8 @@ def deploy_command(
         if resume is None:
             if not preset:
                 raise ConfigError(f"no configuration was given; {_WHAT_TO_DEPLOY}")
-            config = configure(preset, settings or [], {}, Path.cwd())
+            given = [f"model.adapter={start.resolve()}"] if start else []
+            config = configure(preset, [*(settings or []), *given], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
             from simulations.preflight import check_accounts, check_and_rehearse

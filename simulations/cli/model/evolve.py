@@ -22,6 +22,9 @@ def evolve_command(
     generations: Annotated[int, typer.Option(min=1, help="Votes that are taken, one after the other.")] = 5,
     epsilon: Annotated[float, typer.Option(help="Price of all votes, for each unit.")] = 4.0,
     delta: Annotated[float, typer.Option(help="Its failure probability; 0 takes that of the settings.")] = 0.0,
+    method: Annotated[
+        str, typer.Option(help="What votes do: aug-pe varies the winners, popri tunes the model by DPO on them.")
+    ] = "aug-pe",
     openings: Annotated[str, typer.Option(help="Public beginnings of texts, with | between.")] = "The|In this|A",
     form: Annotated[
         str, typer.Option(help="Of variations: continuation, or instruction for a model that follows them.")
@@ -36,7 +39,7 @@ def evolve_command(
 ) -> None:
     """Let a public model write texts, private units vote for those like their own, and vary what is voted for.
 
-    Private Evolution (Aug-PE): it trains nothing and has a guarantee of its own. Texts say what the model can say.
+    Aug-PE trains nothing, POPri the model that writes. Votes have a guarantee of their own; what follows is free.
     """
     here = Path.cwd()
     with refusals(ValueError, AccountRefused):
@@ -56,22 +59,35 @@ def evolve_command(
         if run.model.task != "causal-lm":
             raise ValueError(f"model.task = {run.model.task!r}: votes are for whole texts; set model.task=causal-lm")
         from client.data.prepare import prepare
+        from client.record_level.preferred_texts import TEXTS, check_groups
         from client.record_level.statistics import Source
         from client.record_level.synthetic_texts import Synthesis
+        from privacy import checks
         from server.config.account import account_of, check_account
-        from server.evaluation.evolution import evolve, price_votes, public_writer, sentence_embedding
+        from server.evaluation import evolution
         from server.runs.assembly import data_spec
+
+        checks.one_of(tuple(evolution.WAYS), method=method)
+        if method == "popri":
+            check_groups(samples)
 
         synthesis = Synthesis(samples, run.model.max_length, tuple(openings.split("|")), form=form)
         source = Source.of(prepare(data_spec(run)), run.privacy.unit, run.model.name)
-        price = price_votes(source, run, epsilon, delta or run.privacy.delta, samples=samples, generations=generations)
+        price = evolution.price_votes(
+            source, run, epsilon, delta or run.privacy.delta, samples=samples, generations=generations,
+            votes=samples // TEXTS if method == "popri" else 1,
+        )  # fmt: skip
         check_account(run, [price.commitment])
         agree(price.price, yes=yes)
-        writer, adapter = public_writer(run, synthesis)
-        embed = sentence_embedding()
+        writer: evolution.Writer = (
+            evolution.preferring_writer(run, synthesis, price.noise)
+            if method == "popri"
+            else evolution.public_writer(run, synthesis)
+        )
+        embed = evolution.sentence_embedding()
         durable.new_folder(place)
         column, account = run.data.text_column, account_of(run)
-        file = evolve(source, price, writer, adapter, embed, place, column, run.model.name, account, say_plainly)
+        file = evolution.evolve(source, price, writer, embed, place, column, run.model.name, account, say_plainly)
     typer.echo(file)
 
 

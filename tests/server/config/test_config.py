@@ -241,6 +241,18 @@ def test_columns_that_would_not_be_what_is_protected_are_refused(data: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, "needs public.warm-start-epochs above 0, or model.adapter"),
+        ({"public": {"warm-start-epochs": 1}, "privacy": {"unit": "record"}, "clients": 1}, "and privacy.unit ="),
+        ({"public": {"warm-start-epochs": 1}, "model": {"task": "causal-lm"}}, "needs model.task = 'classification'"),
+    ],
+)
+def test_heads_stay_only_with_clients_that_can_learn_from_them(changed: dict[str, Any], says: str) -> None:
+    assert says in refusal({"strategy": {"aggregation": "local-heads"}, **changed})
+
+
+@pytest.mark.parametrize(
     ("table", "members", "units"),
     [
         ({"clients": 1200}, "1,200 clients", "clients"),

@@ -13,7 +13,7 @@ from server.config.methods import methods
 from strategies import AGGREGATIONS
 from strategies.adapter.trainable import TrainedSubset
 from strategies.aggregations.aggregation import Adapters
-from strategies.aggregations.factors import Ffa, Plain, RoLora
+from strategies.aggregations.factors import Ffa, LocalHeads, Plain, RoLora
 from strategies.aggregations.fedsvd import FedSvd
 from strategies.aggregations.individual import average_factors, shared_subspace, stack_factors
 from strategies.aggregations.ranks import DyLora, ZeroPad
@@ -32,6 +32,7 @@ def test_factors_by_round() -> None:
     assert [part.factors for part in parts(RoLora())] == ["b", "a", "b", "a"]
     assert parts(Ffa(2.0))[0] == parts(FedSvd(2.0))[0] == TrainedSubset("b", scale_b=2.0)
     assert parts(ZeroPad("2", scale_a=0.5))[0] == TrainedSubset("both", None, 0.5, 1.0)
+    assert parts(LocalHeads(0.5, 2.0, "b"))[0] == TrainedSubset("b", None, 0.5, 2.0, heads=False)
     assert parts(RoLora(3.0, 2.0))[1] == TrainedSubset("a", None, 3.0, 2.0)
     for aggregation in (Plain(), Ffa(), FedSvd(), RoLora(), DyLora()):
         assert aggregation.client_ranks(ADAPTERS, np.arange(3)) is None
@@ -67,6 +68,7 @@ def test_zero_pad_gives_each_client_a_rank_for_good() -> None:
     [
         (lambda: Plain(scale_a=0.0), "scale_a"),
         (lambda: RoLora(scale_b=-1.0), "scale_b"),
+        (lambda: LocalHeads(factors="a"), "factors"),
         (lambda: DyLora(least_rank=0), "least_rank"),
         (lambda: DyLora(factors="a"), "factors"),
         (lambda: DyLora(most_rank=9).part(ADAPTERS, 1), "most_rank"),
@@ -83,7 +85,7 @@ def test_values_that_cannot_work_are_refused(wrong, words: str) -> None:
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_who_needs_single_factors_is_refused_and_told_why(name: str) -> None:
-    strategy = {"strategy": {"aggregation": name}}
+    strategy = {"strategy": {"aggregation": name}, "public": {"warm-start-epochs": 1}}
     if name not in ("flora", "fedex", "fedgsa"):
         assert not methods(parse(strategy)).aggregation.individual
         return
@@ -92,7 +94,7 @@ def test_who_needs_single_factors_is_refused_and_told_why(name: str) -> None:
     text = str(error.value)
     assert text.startswith(f"strategy.aggregation = {name!r}: needs every client's own factors")
     assert "record-level noise" in text
-    assert text.endswith("take one of plain, ffa, rolora, fedsvd, dp-dylora, zero-pad")
+    assert text.endswith("take one of plain, ffa, rolora, local-heads, fedsvd, dp-dylora, zero-pad")
 
 
 # --- aggregations of single factors, which are private already ---------------------------------------------------
