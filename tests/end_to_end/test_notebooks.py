@@ -12,7 +12,7 @@ NOTEBOOKS = DOCS / "notebooks"
 execute_notebook = runpy.run_path(str(DOCS / "tools/notebooks.py"))["execute_notebook"]
 TIERS = {
     "quickstart": [pytest.mark.slow, pytest.mark.ray],
-    **dict.fromkeys(("own_strategy", "preference", "go_on", "synthesise"), [pytest.mark.nightly]),
+    **{name: [pytest.mark.nightly] for name in ("own_strategy", "preference", "go_on", "synthesise")},
 }
 
 
