@@ -81,13 +81,14 @@ test-runs: install ## models and whole runs in one process, some minutes
 test-e2e: install ## whole processes through Flower and Ray, kills, a quarter of an hour
 	$(PYTEST) -m 'slow and not nightly' -n 2 --dist loadgroup tests/end_to_end tests/runs tests/engine --durations=15 $(ARGS)
 
-# Parts that each fit in one sitting: `make test-nightly PART=1` to 3. Together they are all.
+# Parts that each fit in one sitting: `make test-nightly PART=1` to 4. Together they are all.
 NIGHTLY_ = tests
-NIGHTLY_1 = tests --ignore=tests/benchmarks --ignore=tests/end_to_end
-NIGHTLY_2 = tests/benchmarks
-NIGHTLY_3 = tests/end_to_end
-test-nightly: install ## audits, tables of golden numbers, soaks, benchmarks; in three parts with PART=1 to 3
-	$(PYTEST) -m nightly $(SPREAD) --dist loadgroup --durations=15 $(or $(NIGHTLY_$(PART)),$(error PART must be 1, 2 or 3, got $(PART))) $(ARGS)
+NIGHTLY_1 = tests --ignore=tests/runs --ignore=tests/benchmarks --ignore=tests/end_to_end
+NIGHTLY_2 = tests/runs
+NIGHTLY_3 = tests/benchmarks
+NIGHTLY_4 = tests/end_to_end
+test-nightly: install ## audits, tables of golden numbers, soaks, benchmarks; in four parts with PART=1 to 4
+	$(PYTEST) -m nightly $(SPREAD) --dist loadgroup --durations=15 $(or $(NIGHTLY_$(PART)),$(error PART must be 1 to 4, got $(PART))) $(ARGS)
 
 test-all: test test-runs test-e2e test-nightly ## every test
 
