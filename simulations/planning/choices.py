@@ -18,7 +18,7 @@ from server.config.schema import RunConfig
 from server.runs.assembly import trained_values
 from server.runs.commitment import commit_clients, commit_records
 from server.runs.record_level_assembly import record_level_settings
-from simulations.planning.signal import ALONE, BESIDE_A_HEAD, Agreement, least_signal, signal_to_noise
+from simulations.planning.signal import ALONE, BESIDE_A_HEAD, HALFWAY, Agreement, least_signal, signal_to_noise
 from simulations.report.notation import number_text
 
 RATES, ROUNDS = (0.25, 0.5, 1, 2, 4), (1, 2, 4)
@@ -222,12 +222,16 @@ def _cheapest_alike(every: list[Pace]) -> Pace:
 
 
 def _chosen(of_sizes: tuple[Choice, ...]) -> tuple[Choice, str]:
-    """Choose among sizes in the order of their numbers of values; returns the choice and why."""
+    """Choose among sizes in the order of their numbers of values; returns the choice and why.
+
+    Of a language model the most values that should come half of the way: fewer hold less of what public records teach.
+    """
     head = next((one for one in of_sizes if one.trained.head_alone), None)
-    enough = ALONE if head is None else BESIDE_A_HEAD
-    paying = [one for one in of_sizes if one.signal >= enough and not one.trained.head_alone]
-    if paying:
-        return paying[-1], f"they are the most values with an S of at least {enough:g}"
+    for enough in (*reversed(HALFWAY), ALONE) if head is None else (BESIDE_A_HEAD,):
+        paying = [one for one in of_sizes if one.signal >= enough and not one.trained.head_alone]
+        if paying:
+            half = "; from there half of the way is expected" if enough in HALFWAY else ""
+            return paying[-1], f"they are the most values with an S of at least {enough:g}{half}"
     if head is not None:
         return head, f"no adapter has an S of {enough:g}, below which the head alone is as good and takes less time"
     return of_sizes[0], f"no values have an S of {enough:g}, and these are the fewest; expect little"
