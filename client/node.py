@@ -127,6 +127,7 @@ class Node:
         folder = self._folder(request.run)
         durable.new_folder(folder.parent)
         durable.make_folder(folder, lambda draft: Joined.begin(draft, clients, data.digest, request.draws))
+        durable.close_to_others(folder)
         durable.sync(folder.parent)
         joined = Joined.load(folder)
         joined.refuse_others(clients, data)

@@ -12,6 +12,7 @@ import hmac
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,6 +148,25 @@ def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
                 raise
 
 
+def close_to_others(path: Path) -> None:
+    """Leave a file or folder of private records to its owner alone, where an older version or a copy made it open.
+
+    Raises:
+        PermissionError: it is open, and another user's.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & 0o077:
+        return
+    try:
+        path.chmod(mode & 0o700)
+    except PermissionError as error:
+        error.strerror = (
+            f"it holds private records, others may open it (mode {mode:o}, at most 700), and it is another user's; "
+            "remove it, or name another folder (data.cache, or cache of a node's settings)"
+        )
+        raise
+
+
 def private_name(folder: Path, digest: str) -> str:
     """Name what is kept in a folder of private records by their digest, and tell nobody who lists it the digest.
 
@@ -158,6 +178,7 @@ def private_name(folder: Path, digest: str) -> str:
         new_folder(folder)
         with contextlib.suppress(FileExistsError):  # another process was faster
             write(path, secrets.token_bytes(32), mode=0o600, new=True)
+    close_to_others(path)
     return hmac.new(path.read_bytes(), digest.encode(), hashlib.sha256).hexdigest()[:24]
 
 

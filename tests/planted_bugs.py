@@ -1,8 +1,10 @@
 """Plant each bug of planted_bugs.toml in a copy of the sources and see which test finds it.
 
     python tests/planted_bugs.py --json tests/planted_bugs.json
+    python tests/planted_bugs.py --table docs/results/planted-bugs.md
 
-The tests that a bug names must pass without it, and one of them fails with it: the bug is caught, or it survived.
+The tests that a bug names must pass without it, and one of them fails with it: the bug is caught, or it survived. The
+table is that of the results as they are.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +29,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BUGS = Path(__file__).with_suffix(".toml")
 LIMIT = 600.0  # seconds a bug's tests may take; one that hangs is caught
+FOLDERS = {"engine": "run", "runs": "run", "docker": "run", "end_to_end": "slow", "benchmarks": "nightly"}
+"""As in conftest.py, which cannot be imported without torch."""
+HEAD = """# Planted bugs
+
+Every bug of `tests/planted_bugs.toml`, the first test that noticed it when it was last planted, and that test's tier
+(`python tests/planted_bugs.py --table docs/results/planted-bugs.md`). [By kind](guarantee.md#planted-bugs).
+
+| bug | why it matters | noticed by | tier |
+|---|---|---|---|
+"""
 PASSED, FAILED = 0, 1  # exit codes of pytest
 
 
@@ -126,6 +139,29 @@ def tried(tree: Path, bug: Bug) -> dict[str, Any]:
     return {"verdict": verdict, "by": test, "seconds": seconds}
 
 
+def tier_of(test: str) -> str:
+    """The tier of a test that noticed a bug: that of its folder, or of its own mark."""
+    file, *names = test.partition("[")[0].split("::")
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    own = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names]
+    found = [mark for node in own for mark in node.decorator_list]
+    found += [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    marks = " ".join(map(ast.unparse, found))
+    marked = [tier for tier in ("nightly", "slow", "run") if re.search(rf"\bmark\.{tier}\b", marks)]
+    return (marked or [FOLDERS.get(file.split("/")[1], "unit")])[0]
+
+
+def table() -> str:
+    """The page with a row for every bug: what it is, the first test that noticed it, and in which tier that is."""
+    tried = json.loads(BUGS.with_suffix(".json").read_text(encoding="utf-8"))["bugs"]
+    rows = "".join(
+        f"| `{bug.name}` | {bug.matters} | `{by.partition('[')[0]}` | {tier_of(by)} |\n"
+        for bug in read_bugs()
+        if (by := tried[bug.name]["now"]["by"])
+    )
+    return f"{HEAD}{rows}"
+
+
 def environment() -> dict[str, Any]:
     """Of the results."""
     head = subprocess.run(
@@ -149,7 +185,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="names of bugs; the other results of the file are kept")
     parser.add_argument("--json", type=Path, help="results")
+    parser.add_argument("--table", type=Path, help="write the table of the results there; plant nothing")
     asked = parser.parse_args()
+    if asked.table:
+        asked.table.write_text(table(), encoding="utf-8")
+        return 0
     bugs = read_bugs()
     if unknown := set(asked.only or ()) - {bug.name for bug in bugs}:
         parser.error(f"unknown bugs: {sorted(unknown)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.planted_bugs import BUGS, ROOT, Bug, Place, copied, read_bugs, tried
+from tests.planted_bugs import BUGS, FOLDERS, ROOT, Bug, Place, copied, read_bugs, table, tried
 
 ALL = read_bugs()
 QUICK = ("sampling-rate-doubled", "clip-bound-doubled", "answers-without-noise", "share-at-a-quarter")
@@ -32,6 +32,13 @@ def test_every_bug_was_tried_and_none_survives() -> None:
     results = json.loads(BUGS.with_suffix(".json").read_text(encoding="utf-8"))["bugs"]
     assert results.keys() == {bug.name for bug in ALL}
     assert all(found["now"]["verdict"] == "caught" for found in results.values())
+
+
+def test_the_table_of_all_bugs_is_what_the_results_say() -> None:
+    page = (ROOT / "docs" / "results" / "planted-bugs.md").read_text(encoding="utf-8")
+    assert page == table(), "run `python tests/planted_bugs.py --table docs/results/planted-bugs.md`"
+    assert page.count("\n| `") == len(ALL)
+    assert f"TIERS = {json.dumps(FOLDERS)}" in (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
 
 
 def test_the_page_names_bugs_and_the_tests_that_notice_them() -> None:

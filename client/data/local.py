@@ -97,6 +97,7 @@ def open_own(source: str, reading: ReadSettings, tokenizer: str, cache: Path) ->
     parts += [tokenizer, fingerprint(tokenizer), code_fingerprint()]  # another model may come to lie under its name
     folder = cache / durable.private_name(cache, json.dumps(parts))
     durable.make_folder(folder, lambda draft: _write(draft, source, reading, tokenizer))
+    durable.close_to_others(folder)
     arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")}
     stops, digest = arrays.pop("stops", None), folder / DIGEST_FILE
     return OwnData(folder, Records(**arrays), stops, digest.read_text() if digest.is_file() else "")

@@ -55,6 +55,7 @@ def prepare(spec: DataSpec) -> PreparedData:
     digest = _digest(spec, tokenizer)
     folder = spec.cache_folder / durable.private_name(spec.cache_folder, digest)
     durable.make_folder(folder, lambda draft: _write(draft, spec, tokenizer, digest))
+    durable.close_to_others(folder)
     data = PreparedData.open(folder, verify=True)
     if spec.clients not in (0, data.num_clients):
         raise ValueError(

@@ -1,5 +1,6 @@
 """A file is the old one or the new one, whatever happens; what was written is on the disk, and secrets are closed."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -144,3 +145,21 @@ def test_names_of_private_records_are_keyed(tmp_path: Path) -> None:
     assert stat.S_IMODE((one / durable.NAMES_KEY).stat().st_mode) == 0o600
     durable.keep_names(one, tmp_path / "third")
     assert durable.private_name(tmp_path / "third", "digest") == name
+
+
+def test_what_was_left_open_is_closed_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = durable.private_name(tmp_path, "digest")
+    (tmp_path / durable.NAMES_KEY).chmod(0o644)
+    assert durable.private_name(tmp_path, "digest") == name
+    assert stat.S_IMODE((tmp_path / durable.NAMES_KEY).stat().st_mode) == 0o600
+    tmp_path.chmod(0o2755)
+
+    def of_another(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", of_another)
+        with pytest.raises(PermissionError, match=r"mode 2755, at most 700\), and it is another user's; remove it"):
+            durable.close_to_others(tmp_path)
+    durable.close_to_others(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700

@@ -68,7 +68,9 @@ def test_client_records_are_views_of_the_file(spec):
 def test_second_call_opens_and_other_settings_build_anew(spec):
     first = prepare(spec)
     stamp = (first.folder / "meta.json").stat().st_mtime_ns
+    first.folder.chmod(0o755)  # as an older version, or a copy, left it
     assert prepare(spec).folder == first.folder
+    assert first.folder.stat().st_mode & 0o777 == 0o700
     assert (first.folder / "meta.json").stat().st_mtime_ns == stamp
     for change in ({"seed": 6}, {"max_length": 64}, {"clients": 11}, {"dirichlet_alpha": 2.0}):
         assert prepare(spec.replace(**change)).folder != first.folder
