@@ -195,8 +195,8 @@ def _separate(texts: dict[str, Texts], spec: DataSpec) -> tuple[dict[str, Texts]
         removed[part] = len(keys) - len(kept)
         if not kept:
             raise ValueError(
-                f"data.source = {spec.source!r}: each of {len(keys)} {part} texts also occurs in the held-out data, "
-                "so none is left; remove duplicates, or lower data.validation-records and data.test-records"
+                f"data.source = {spec.source!r}: every {part} text also occurs in the held-out data, so none is left; "
+                "remove duplicates, or lower data.validation-records and data.test-records"
             )
         parts[part] = texts[part].select(kept) if removed[part] else texts[part]
         if part == "validation":

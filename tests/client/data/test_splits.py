@@ -8,7 +8,7 @@ from client.data.spec import DataSpec
 from client.data.splits import hold_out
 
 
-def test_a_source_of_nothing_but_copies_is_refused_with_their_number_and_what_to_do(tmp_path: Path) -> None:
+def test_a_source_of_nothing_but_copies_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "films.csv"
     file.write_text("text,label\n" + "good,a\nbad,b\n" * 30)
     spec = DataSpec(
@@ -20,5 +20,5 @@ def test_a_source_of_nothing_but_copies_is_refused_with_their_number_and_what_to
         validation_records=10,
         test_records=10,
     )
-    with pytest.raises(ValueError, match=r"data\.source.* each of \d+ \w+ texts .* lower data\.validation-records"):
+    with pytest.raises(ValueError, match=r"data\.source.* every \w+ text .* lower data\.validation-records"):
         hold_out(spec)
