@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from client.data.records import Records
 from client.models.base import load_base
+from client.record_level import preferred_texts
 from client.record_level.preferred_texts import preferred_pairs
 from client.record_level.statistics import Source
 from client.record_level.synthetic_texts import Synthesis
@@ -115,23 +116,24 @@ def test_pairs_are_of_one_prompt_the_best_before_one_of_the_middle_and_no_noise(
     assert len(preferred_pairs(texts, counts, [[7], [7]], noise=0.0)) == 2
 
 
-def test_a_generator_learns_what_units_hold_from_paid_votes_alone(tmp_path: Path) -> None:
-    """Records are letters alone, and the share of letters rises; the writer is given nothing but released counts."""
+def test_a_generator_learns_to_prefer_what_units_voted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the last texts are written; of the records it is given paid counts alone."""
     source, settings = source_of(["abcd"] * UNITS), config(model={**MODEL, "max-length": 12, "rank": 4})
-    price = price_votes(source, settings, 20.0, 1e-4, samples=160, generations=2, votes=40)
-    writer = preferring_writer(settings, Synthesis(160, 12, ("b",)), price.noise)
+    price = price_votes(source, settings, 20.0, 1e-4, samples=40, generations=2, votes=10)
+    writer = preferring_writer(settings, Synthesis(40, 12, ("b",)), price.noise)
     writer.local = writer.local.replace(learning_rate=0.02)
+    given = list[tuple[Records, torch.Tensor]]()
 
-    def shares(texts: Any) -> torch.Tensor:
-        letters = [sum(each.isascii() and each.isalpha() for each in text) / max(1, len(text)) for text in texts]
-        return torch.tensor([[share, 1 - share] for share in letters])
+    def watched(*arguments: Any) -> Records:
+        given.append((preferred_pairs(*arguments), writer.adapter))
+        return given[-1][0]
 
-    before = shares(evolution._decoded(writer.synthesiser.tokenizer, writer.first()))[:, 0].mean()
-    embed = lambda texts: torch.nn.functional.normalize(shares(texts), dim=1)  # noqa: E731
-    file = evolve(source, price, writer, embed, tmp_path, "words", "random:llama")
-    texts = [json.loads(line)["words"] for line in file.read_text().splitlines()]
-    assert len(texts) == 160
-    assert shares(texts)[:, 0].mean() > before + 0.1, (before, texts[:10])
+    monkeypatch.setattr(preferred_texts, "preferred_pairs", watched)
+    file = evolve(source, price, writer, by_letters, tmp_path, "words", "random:llama")
+    after = [*(adapter for _, adapter in given[1:]), writer.adapter]
+    for (pairs, before), tuned in zip(given, after, strict=True):
+        assert writer.engine.evaluate(tuned, pairs).loss < writer.engine.evaluate(before, pairs).loss - 0.01
+    assert len(file.read_text().splitlines()) == 40
     with Ledger.open(tmp_path / "ledger.jsonl", read_only=True) as ledger:
         assert len(ledger.charges) == 2
     assert "POPri" in (tmp_path / "README.md").read_text()
