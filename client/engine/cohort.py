@@ -302,7 +302,7 @@ class CohortEngine:
 
 
 def trial_of(spec: LoraSpec, task: Task, device: torch.device, quantisation: str) -> Build:
-    """What makes the engine of such a run from a small model and a precision, for the test of a device."""
+    """The maker of such a run's engine from a small model and a precision, for the test of a device."""
     plain, adapters = task_and_adapter(task, spec)
 
     def build(model: nn.Module, precision: str) -> Trial:

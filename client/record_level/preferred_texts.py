@@ -53,7 +53,7 @@ class PreferringWriter:
         """The texts that the public model writes."""
         return self._grouped(0)
 
-    def voted(
+    def nearest_texts(
         self, records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]
     ) -> Int64[np.ndarray, "n groups"]:
         """The text nearest to each record behind each prompt, by the cosine of unit vectors."""
@@ -80,7 +80,7 @@ class PreferringWriter:
 
     def _grouped(self, step: int) -> Records:
         prompts = [prompt for prompt in self._prompts(step) for _ in range(TEXTS)]
-        return self.synthesiser.written_behind(prompts, self.adapter, step)
+        return self.synthesiser.continue_prompts(prompts, self.adapter, step)
 
 
 def check_groups(samples: int) -> None:

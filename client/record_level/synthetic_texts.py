@@ -140,8 +140,8 @@ class Synthesiser:
         draws = simulation_generator(self.seed, "synthetic openings", *([step] if step else []))
         return [self._tokens(openings[i]) for i in draws.integers(len(openings), size=count)]
 
-    def written_behind(self, prompts: list[list[int]], adapter: Float[Tensor, " size"], step: int) -> Records:
-        """What the model with `adapter` writes behind each prompt, which stays."""
+    def continue_prompts(self, prompts: list[list[int]], adapter: Float[Tensor, " size"], step: int) -> Records:
+        """Write behind each prompt, which stays, by the model with `adapter`."""
         return self._records(self._written(self._with(adapter), prompts, True, step))
 
     def evolve_texts(

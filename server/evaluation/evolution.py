@@ -139,7 +139,7 @@ class Writer(Protocol):
     @property
     def synthesiser(self) -> Synthesiser: ...
     def first(self) -> Records: ...
-    def voted(
+    def nearest_texts(
         self, records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]
     ) -> Int64[np.ndarray, "n votes"]: ...
     def after(self, texts: Records, counts: Float[Tensor, " samples"], step: int) -> Records: ...
@@ -160,7 +160,9 @@ class VaryingWriter:
         """Texts of the model, and variations of them."""
         return self.synthesiser.initial(self.adapter)
 
-    def voted(self, records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]) -> Int64[np.ndarray, "n 1"]:
+    def nearest_texts(
+        self, records: Float[Tensor, "n size"], texts: Float[Tensor, "samples size"]
+    ) -> Int64[np.ndarray, "n 1"]:
         """The text nearest to each record."""
         return nearest(records, texts)[:, None]
 
@@ -210,7 +212,7 @@ def evolve(
         _write(folder / TEXTS_FILE, tokenizer, texts, column)
         for step in range(1, evolution.generations + 1):
             tell(f"generation {step} of {evolution.generations}")
-            chosen = writer.voted(private, embed(_decoded(tokenizer, texts)))
+            chosen = writer.nearest_texts(private, embed(_decoded(tokenizer, texts)))
             texts = writer.after(texts, _released(source, evolution, chosen, ledger, step - 1), step)
             _write(folder / TEXTS_FILE, tokenizer, texts, column)
         statement = privacy_statement(ledger)

@@ -99,7 +99,7 @@ def test_counts_carry_the_noise_that_was_paid_for(tmp_path: Path) -> None:
 def test_records_vote_behind_every_prompt_with_votes_that_together_weigh_one() -> None:
     source, texts = source_of(["a", "b", "a", "b"], each=2), ["ab", "a", "b", "c", "zz", "c", "b", "z"]
     writer = preferring_writer(config(), Synthesis(8, 24, ("a",)), 0.0)
-    chosen = writer.voted(by_letters(["a", "b", "a", "b"]), by_letters(texts))
+    chosen = writer.nearest_texts(by_letters(["a", "b", "a", "b"]), by_letters(texts))
     assert chosen.tolist() == [[1, 5], [2, 6], [1, 5], [2, 6]] or (chosen[:, 0] == [1, 2, 1, 2]).all()
     rows = vote_rows(source, chosen, range(2), 8)
     assert (np.linalg.norm(rows, axis=1) <= 1 + 1e-12).all()
