@@ -177,7 +177,7 @@ def _sizes_that_agree(shape: tuple[int, int], threads: int, device: torch.device
 
 
 def cancelling_sums(shape: tuple[int, int], most: int = BLOCKS[0]) -> tuple[Tensor, Tensor]:
-    """Rows `[n, in]`, at most so many, and a packed weight `(out, in)` whose large products cancel and small ones remain.
+    """Rows `[n, in]`, at most so many, and a packed weight `(out, in)` of which large products cancel and small remain.
 
     Two thirds of the columns are pairs of one weight and opposite values, 2^18 times as large as the others, at places
     drawn by lot. What the sum loses on its way depends on its order.
