@@ -11,7 +11,7 @@ Measurements: `simulations/benchmarks/engine/speed.py`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.models.frozen.batch_invariance import choose
-from client.models.frozen.gpu_test import Build, Texts, Trial, choose_on_gpu, task_and_adapter
+from client.models.frozen.gpu_test import Build, Texts, Trial, choose_on_gpu
 from client.models.frozen.quantised import QUANTISATIONS
 from client.models.lora import LoraSpec, linear_shape
-from client.models.tasks import Metrics, SequenceClassification, Task
+from client.models.tasks import CausalLM, Metrics, SequenceClassification, Task
 from privacy import checks
 from strategies.adapter.layout import AdapterLayout
 
@@ -303,7 +303,8 @@ class CohortEngine:
 
 def trial_of(spec: LoraSpec, task: Task, device: torch.device, quantisation: str) -> Build:
     """The maker of such a run's engine from a small model and a precision, for the test of a device."""
-    plain, adapters = task_and_adapter(task, spec)
+    plain = SequenceClassification(task.num_labels) if isinstance(task, SequenceClassification) else CausalLM()
+    adapters = replace(spec, layers=None)
 
     def build(model: nn.Module, precision: str) -> Trial:
         engine = CohortEngine(

@@ -11,8 +11,7 @@ from privacy.clipping.norms import FlatClip
 from privacy.contribution import Plan
 from simulations.benchmarks.faults.bad_replies import attack
 from simulations.benchmarks.faults.malformed import REFUSED
-from strategies import dispatch
-from strategies.messages import client_update
+from strategies.messages import client_update, dispatch
 from strategies.messages.client_update import code_fingerprint, read_contribution
 from strategies.messages.records import BadMessage
 

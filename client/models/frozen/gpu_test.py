@@ -9,13 +9,11 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from client.models.lora import LoraSpec
-from client.models.tasks import CausalLM, SequenceClassification, Task
 from privacy.randomness.rng import simulation_generator
 
 log = logging.getLogger(__name__)
@@ -130,12 +128,6 @@ def _lists_of_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Modu
             yield model, name, child
         else:
             yield from _lists_of_blocks(child)
-
-
-def task_and_adapter(task: Task, spec: LoraSpec) -> tuple[Task, LoraSpec]:
-    """The plain task with the kernels of this one, and adapters on all blocks that are tried out."""
-    plain = SequenceClassification(task.num_labels) if isinstance(task, SequenceClassification) else CausalLM()
-    return plain, replace(spec, layers=None)
 
 
 def moved_by_others(trial: Trial) -> float:
