@@ -30,7 +30,7 @@ from client.engine.slots import Slots, Updates
 from client.engine.stacked import Rows
 from client.engine.stacked_model import StackedModel
 from client.models.frozen.batch_invariance import choose
-from client.models.frozen.gpu_test import Build, Texts, Trial, choose_on_gpu
+from client.models.frozen.gpu_trial import Build, Texts, Trial, choose_on_gpu
 from client.models.frozen.quantised import QUANTISATIONS
 from client.models.lora import LoraSpec, linear_shape
 from client.models.tasks import CausalLM, Metrics, SequenceClassification, Task
@@ -70,7 +70,7 @@ class CohortEngine:
         prefix_memory: bytes for the hidden states below the first adapted layer, see `client.engine.prefix`; of use
             where only upper layers carry adapters, or heads alone are trained. 0 computes them each time.
         prefix_folder: where the prefix cache continues when its memory is full; None for nowhere.
-        self_test: let a test on the device choose the precision (:mod:`client.models.frozen.gpu_test`); not of a CPU.
+        self_test: let a test on the device choose the precision (:mod:`client.models.frozen.gpu_trial`); not of a CPU.
     """
 
     def __init__(

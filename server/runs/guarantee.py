@@ -19,7 +19,7 @@ from typing import Any
 from client.data.sensitive import make_detector
 from client.models.devices import find_cuda
 from client.models.frozen.batch_invariance import batch_invariance_note
-from client.models.frozen.gpu_test import tried_here
+from client.models.frozen.gpu_trial import tried_here
 from privacy.accountants import composition
 from privacy.commitment import Commitment
 from privacy.ledger.ledger import Ledger

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from client.engine.cohort import trial_of
-from client.models.frozen import gpu_test, kernels
+from client.models.frozen import gpu_trial, kernels
 from client.models.frozen.batch_invariance import batch_invariance_note
-from client.models.frozen.gpu_test import Outcome, Texts, Trial, choose_on_gpu, first_blocks, moved_by_others
+from client.models.frozen.gpu_trial import Outcome, Texts, Trial, choose_on_gpu, first_blocks, moved_by_others
 from tests.cases.cohorts import build, threads
 
 WORDS = 50
@@ -28,8 +28,8 @@ def trial_with(error: float) -> Trial:
 
 @pytest.fixture(autouse=True)
 def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_test, "_outcomes", {})
-    for name in gpu_test.WORKSPACE:
+    monkeypatch.setattr(gpu_trial, "_outcomes", {})
+    for name in gpu_trial.WORKSPACE:
         monkeypatch.setenv(name, "")  # what a test sets is taken back
 
 
@@ -56,7 +56,7 @@ def test_the_precision_is_the_fastest_in_which_others_move_nothing(
     for _ in range(2):
         assert choose_on_gpu(model, asked, "a model", made) == chosen
     assert tried == list(errors), "it is tried once in a process"
-    outcome = gpu_test.tried_here()
+    outcome = gpu_trial.tried_here()
     assert outcome is not None
     assert outcome.precision == chosen
     assert (outcome.moved == 0) == (moved == 0)

@@ -13,7 +13,7 @@ is computed with (client/engine/batching.py; docs/engine.md, "Batch invariance")
 Several threads, and a GPU, choose kernels by the number of rows: float32 then moves a contribution by about 1e-5 of its
 size, bfloat16 by some 1e-2. So `"auto"` is `"bf16"` in one thread of a CPU that multiplies it in hardware and whose
 products of the model's shapes pass :func:`keeps_rows`, and on a GPU that passes a test of the whole engine
-(:mod:`client.models.frozen.gpu_test`); `"fp32"` elsewhere. What else is taken, and what others then move, is said in
+(:mod:`client.models.frozen.gpu_trial`); `"fp32"` elsewhere. What else is taken, and what others then move, is said in
 privacy.json (:func:`batch_invariance_note`).
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 import torch
 
-from client.models.frozen.gpu_test import Outcome
+from client.models.frozen.gpu_trial import Outcome
 from client.models.frozen.kernels import (
     PROBED,
     BF16Weight,

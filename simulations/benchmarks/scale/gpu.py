@@ -34,7 +34,7 @@ from client.data.records import Records
 from client.engine.cohort import CohortEngine, trial_of
 from client.models.base import load_tokenizer
 from client.models.devices import activation_bytes, weight_bytes
-from client.models.frozen import gpu_test
+from client.models.frozen import gpu_trial
 from client.models.tasks import CausalLM
 from server.run_folder.names import METRICS_FILE, TIMES_FILE
 from simulations.benchmarks.engine import jobs
@@ -85,7 +85,7 @@ def measure_independence(here: Session) -> list[dict[str, Any]]:
     for precision in PRECISIONS:
         made = model(here.small, torch.device("cpu"), torch.float32)
         build = trial_of(jobs.LLAMA_SPEC, TASK, here.device, "none")
-        moved = gpu_test.moved_by_others(build(gpu_test.first_blocks(made), precision))
+        moved = gpu_trial.moved_by_others(build(gpu_trial.first_blocks(made), precision))
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "as it is")
         rows.append({"precision": precision, "workspace": workspace, "moved_most": moved})
     return rows
@@ -264,7 +264,7 @@ def main(
     for one, (_, limit) in STEPS.items():
         if only and one not in only:
             continue
-        spaces = [("", gpu_test.WORKSPACE), (", cuBLAS as it is", {})] if one == "independence" else [("", {})]
+        spaces = [("", gpu_trial.WORKSPACE), (", cuBLAS as it is", {})] if one == "independence" else [("", {})]
         for suffix, workspace in spaces:
             found = _in_a_process(one, arguments, limit * (5 if tiny else 1), {**_with_us(), **workspace})
             results["steps"][one + suffix] = found
