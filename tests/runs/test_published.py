@@ -26,6 +26,7 @@ import pytest
 import torch
 import typer.main
 from click.testing import CliRunner
+from flwr.app import Message
 from torch import Tensor
 
 from client.record_level.dp_sgd import PrivateSgd
@@ -45,7 +46,7 @@ from server.run_folder.verify import verify_run
 from server.runs.commitment import commit_clients
 from server.runs.phase_config import parse_phases
 from simulations.cli.app import app
-from simulations.engines.inprocess import run_inprocess
+from simulations.engines.inprocess import InProcessGrid, run_inprocess
 from simulations.sweep import candidates
 from simulations.sweep.candidates import PrivateSweep
 from simulations.sweep.cells import Cell
@@ -259,6 +260,15 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
+def form_of(reply: Message) -> str:
+    """What a reply says, but for the content of arrays and bytes: of these the sizes."""
+    if reply.has_error():
+        return "an error"
+    values = [(name, key, value) for name, record in reply.content.items() for key, value in record.items()]
+    sizes = [len(value) if isinstance(value, bytes | list) else getattr(value, "shape", value) for *_, value in values]
+    return repr([(name, key, size) for (name, key, _), size in zip(values, sizes, strict=True)])
+
+
 def cells() -> list[Any]:
     """Kinds and the worlds that each is tried in: by day two of them or all, by night the others."""
     found = []
@@ -285,10 +295,21 @@ def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
     shown, status = list[str](), Telemetry.status
     monkeypatch.setattr(Telemetry, "status", lambda self, *said: (shown.append(f"{said}"), status(self, *said))[1])
 
+    answer = InProcessGrid._answer
+
+    def answered(grid: Any, message: Message) -> Message:
+        reply = answer(grid, message)
+        seen.append((reply.metadata.message_type, message.metadata.dst_node_id, form_of(reply)))
+        return reply
+
+    seen = list[Any]()
+    monkeypatch.setattr(InProcessGrid, "_answer", answered)
+
     def world(name: str, said: str) -> tuple[dict[str, tuple[int, int, str]], str]:
         cut_channel()
         caplog.clear()
         shown.clear()
+        seen.clear()
         run = read_finished(train(tmp_path / name, kind, said))
         publish(run, made(tmp_path / f"published {name}"))
         assert verify_run(tmp_path / f"published {name}").statement() == run.statement
@@ -298,6 +319,7 @@ def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
 
     one, told = world("one", "an ordinary text")
     assert "completed" in told
+    replies = list(seen)
     for name in names:
         with pytest.MonkeyPatch.context() as patch:
             worked = behave_badly(name, patch)
@@ -305,6 +327,9 @@ def test_what_is_published_differs_between_worlds_by_noisy_releases_only(
         assert one == other, name
         assert worked or name not in ("slow", "raising")
         assert told == said or name == "raising"
+        assert seen == replies or kind != "secure sums", (
+            "a server that nobody trusts sees sealed vectors, and nothing else"
+        )
         assert SECRET not in said
         assert "number 3" not in said
         own = content(tmp_path / name)

@@ -12,18 +12,25 @@ from client.data.local import ReadSettings, open_own
 from client.data.prepare import prepare
 from client.data.spec import DataSpec
 from client.data.splits import hold_out
+from client.record_level.statistics import Source
 from client.record_level.units import UnitIndex
 
 PEOPLE, ROWS = 30, 6
 SPELLINGS = ("{}", "{}.0", " {} ", "{}\u200b", "\ufeff{}", "{}.")
+"""Of people who are numbers; the names of the others hold a letter that is one character, or two."""
+NAMES = ("Ren\xe9 {}", "Rene\u0301 {}", " Rene\u0301 {}", "Ren\xe9 {}\u200b", "\ufeffRen\xe9 {}", "Re\u200dn\xe9\t{}")
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
     """A file in which every person has a row under each spelling, far from each other."""
     rows = [
-        {"who": spelling.format(person), "text": f"person {person} row {row}", "label": "ab"[row % 2]}
-        for row, spelling in enumerate(SPELLINGS)
+        {
+            "who": (SPELLINGS, NAMES)[person % 2][row].format(person),
+            "text": f"person {person} row {row}",
+            "label": "ab"[row % 2],
+        }
+        for row in range(ROWS)
         for person in range(PEOPLE)
     ]
     (tmp_path / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -68,6 +75,7 @@ def test_a_person_is_one_unit_of_a_simulation(whole: bool, source: str, tmp_path
     data = prepare(settings(source, tmp_path, unit_column="who", clients=3, whole_units=whole))
     index = UnitIndex.of(data.train, grouped=True)
     assert (np.diff(index.starts) == ROWS).all()
+    assert Source.of(data, "group", "random:bert").population == len(index)
     assert data.train.units is not None
     at = [set(np.asarray(data.train.units[start:stop])) for start, stop in zip(data.starts, data.stops, strict=True)]
     assert sum(map(len, at)) == len(index) or not whole
