@@ -171,6 +171,12 @@ def commit_clients(config: RunConfig, controller: Controller[Any], folder: Path 
         _refuse_unsendable(plan)
         if config.noise_shares is not None:
             config.noise_shares.grid_bits([part.noise_multiplier for part in plan.components()])
+            if plan.effective_noise_multiplier < WEAKEST_NOISE_MULTIPLIER and not privacy.non_private:
+                raise ConfigError(
+                    f"privacy.epsilon = {privacy.epsilon:g} with rounds = {config.rounds} leaves a noise multiplier of "
+                    f"{plan.effective_noise_multiplier:.2g}; clients of secure sums take part from "
+                    f"{WEAKEST_NOISE_MULTIPLIER:g} on: lower privacy.epsilon, or raise rounds"
+                )
 
     what = f"strategy.controller = {config.strategy.controller!r}"
     try:

@@ -173,3 +173,19 @@ class OwnPlan(Fixed):
 def test_a_plan_that_nodes_could_not_read_is_refused_before_anything_is_spent() -> None:
     with pytest.raises(ConfigError, match=r"nodes: .*'own'"):
         commit_clients(small(mode="filter"), OwnPlan())
+
+
+def test_noise_with_which_no_client_of_a_secure_sum_takes_part_is_refused_before_the_first_charge() -> None:
+    """Every client would refuse the round, which is charged by then."""
+    config = parse(
+        {
+            "rounds": 1, "clients": 6, "sampling-rate": 1.0, "simulation": {"clients-per-node": 1},
+            "privacy": {"epsilon": 30.0, "delta": 1e-3, "trust": "secagg", "mode": "filter", "noise": "discrete"},
+        }
+    )  # fmt: skip
+    with pytest.raises(
+        ConfigError, match=r"privacy\.epsilon = 30 with rounds = 1 .* from 0\.3 on: lower privacy\.epsilon"
+    ):
+        commit_clients(config, Fixed())
+    privacy = config.privacy.model_copy(update={"epsilon": 8.0})
+    commit_clients(config.model_copy(update={"privacy": privacy}), Fixed())
