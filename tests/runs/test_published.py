@@ -161,13 +161,15 @@ def cut_channel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def behave_badly(world: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Work on the unit of number 3 is slow, or raises; how often it was worked on."""
-    worked = []
+    """Work on one unit, number 3 or a record of the first batch, is slow or raises; how often it was worked on."""
+    worked = list[int]()
 
     def behaving(work: Callable[..., Any], units: Callable[..., Any]) -> Callable[..., Any]:
         def worked_on(self: Any, *given: Any) -> Any:
-            if 3 in units(*given):
-                worked.append(3)
+            numbers = units(*given)
+            unit = 3 if isinstance(self, Worker) else int((worked or numbers)[0])
+            if unit in numbers:
+                worked.append(unit)
                 if world == "raising":
                     raise RuntimeError(SECRET)
                 time.sleep(0.2)
