@@ -36,6 +36,7 @@ from strategies.messages.dispatch import PATIENCE, RoundFailed, Tell, nodes_to_a
 from strategies.messages.own_clients import Draw
 from strategies.optimizers.optimizer import Optimizer
 from strategies.private_training import PlannedRelease, Planner, PrivateTraining
+from strategies.published.raw_rows import ExactCounts
 from strategies.secure_aggregation import SecureAggregation
 from strategies.server_update import ServerUpdate
 
@@ -198,6 +199,8 @@ class DpFedAvg(PrivateTraining, Strategy):
         least = self.secure.federation.noise_shares.survivors if self.secure is not None else 0
         nodes, away = nodes_to_ask(grid, self.nodes, self.patience, least, self.tell)  # before anybody is drawn
         self.away = away
+        if isinstance(self.controller, ExactCounts):
+            self.ledger.stamp_not_private(self.controller.unsound)
         self._cohort = cohort = self.cohort(planned)
         self._away, there = 0, []
         for node, request, most in self._requests(planned, cohort, nodes):

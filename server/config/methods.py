@@ -11,7 +11,7 @@ from strategies.aggregations.aggregation import Aggregation
 from strategies.controllers.controller import Controller
 from strategies.optimizers.optimizer import Optimizer
 from strategies.plugins import Option, build
-from strategies.published.raw_rows import RawRule
+from strategies.published.raw_rows import ExactCounts, RawRule, UnsoundRule
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,31 @@ def methods(config: RunConfig) -> Methods:
             "record-level noise before it sends its factors (privacy.unit = 'record' or 'group'); for client-level "
             f"privacy take one of {of_sums}"
         )
-    if isinstance(controller, RawRule) and config.privacy.unit == "client":
-        wrong.append(
-            f"strategy.controller = {chosen.controller!r}: reads raw gradients of records, and clients send none; it "
-            "runs at record level only (privacy.unit = 'record' or 'group')"
-        )
+    if isinstance(controller, UnsoundRule) and (unfit := _why_unfit(controller, config)):
+        wrong.append(f"strategy.controller = {chosen.controller!r}: {unfit}")
     every = config.evaluation.every
     if controller is not None and controller.reads_validation and every > 1:
         wrong.append(f"evaluation.every = {every}: {chosen.controller} reads the validation loss of every round; set 1")
     if wrong:
         raise ConfigError("\n".join(wrong))
     return Methods(controller, optimizer, aggregation)
+
+
+def _why_unfit(rule: UnsoundRule, config: RunConfig) -> str | None:
+    """Why a run cannot have a rule without a guarantee."""
+    over_clients, privacy = config.privacy.unit == "client", config.privacy
+    if isinstance(rule, RawRule) and over_clients:
+        return (
+            "reads raw gradients of records, and clients send none; it runs at record level only (privacy.unit = "
+            "'record' or 'group'). For clients, DP-Adam-AC's rule is strategies.published.client_adam_ac:ClientAdamAc "
+            "and RLDP's sound form is rl"
+        )
+    if not isinstance(rule, ExactCounts):
+        return None
+    if not over_clients:
+        return "counts norms of clients; it runs at client level only (privacy.unit = 'client')"
+    if not privacy.non_private:
+        return rule.refusal()
+    if (privacy.mode, privacy.noise_correlation) != ("floor", "none"):
+        return "exact counts need privacy.mode = 'floor' and privacy.noise-correlation = 'none'"
+    return None

@@ -29,6 +29,7 @@ from server.run_folder.names import CANDIDATE_FILE, COMMITMENT_FILE
 from strategies.calibration import Calibrated, calibrate
 from strategies.controllers.controller import Controller, NoBudgetLeft, PublicSignals, RunInfo
 from strategies.plugins import BadAnswer, expect, place
+from strategies.published.raw_rows import UnsoundRule
 
 
 def round_sampling(config: RunConfig, noise: Calibrated | None = None) -> Poisson:
@@ -148,7 +149,7 @@ def commit_clients(config: RunConfig, controller: Controller[Any], folder: Path 
 
     def made() -> Calibrated:
         sampling, correlation = choose_correlation(config)
-        return calibrate(
+        found = calibrate(
             controller,
             sampling,
             config.rounds,
@@ -160,6 +161,9 @@ def commit_clients(config: RunConfig, controller: Controller[Any], folder: Path 
             not_private=not_private_reason(config),
             apart=evaluation_steps(config),
         )
+        if isinstance(controller, UnsoundRule):
+            return found._replace(commitment=controller.commit_noise(found.commitment))
+        return found
 
     with name_target(privacy.epsilon):
         found = _once(config, config.clients, made, folder)

@@ -56,7 +56,7 @@ from strategies.controllers.controller import PublicSignals
 from strategies.messages.client_update import TrainRequest
 from strategies.plugins import BadAnswer, place
 from strategies.private_training import PlannedRelease, PrivateTraining
-from strategies.published.raw_rows import RawRule
+from strategies.published.raw_rows import UnsoundRule
 from strategies.sites import GlobalModel, Place, SiteAnswer, combine_of, next_model
 
 FEW = 2
@@ -142,7 +142,7 @@ def check_own_methods(ready: Assembly) -> None:
         ("aggregation", chosen.aggregation, parts.aggregation, check_aggregation),
         ("optimizer", chosen.optimizer, parts.optimizer, check_optimizer),
     ]
-    if not isinstance(parts.controller, RawRule):
+    if not isinstance(parts.controller, UnsoundRule):
         checks.append(("controller", chosen.controller, parts.controller, check_controller))
     for role, name, method, check in checks:
         if ":" in name:

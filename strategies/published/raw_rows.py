@@ -1,8 +1,8 @@
-"""The raw rows of every batch, which a rule without a guarantee is shown. In runs marked so, and nowhere else.
+"""What a rule without a guarantee is shown: raw rows of records, or exact counts. In runs marked so, and nowhere else.
 
 A controller sees releases (:mod:`strategies.controllers.controller`). The rules of this package, as their papers print
-them, see norms, losses and gradients of single records; a run of one is refused unless it is marked
-(``privacy.non-private``), and its ledger, results and metrics say that it has no guarantee.
+them, see norms, losses and gradients of single records, or statistics of clients that nothing protects; a run of one is
+refused unless it is marked (``privacy.non-private``), and its ledger, results and metrics say that it has no guarantee.
 """
 
 from collections.abc import Iterable
@@ -11,15 +11,49 @@ from typing import Any, ClassVar
 
 from privacy.clipping.units import Units
 from privacy.commitment import Commitment
+from privacy.events import effective_noise_multiplier
 from strategies.controllers.controller import PublicSignals, RunInfo
 from strategies.private_training import PlannedRelease, PrivateTraining
 
 
-class RawRule:
-    """The methods that a rule without a guarantee adds to a controller."""
+class UnsoundRule:
+    """A rule without a guarantee."""
 
     unsound: ClassVar[str]
     """Why there is no guarantee, in words."""
+
+    def refusal(self) -> str:
+        """The refusal that an unmarked run is told."""
+        return f"{self.unsound}; set privacy.non-private = true"
+
+    def commit_noise(self, commitment: Commitment) -> Commitment:
+        """The commitment with the noise that the rule really plans."""
+        raise NotImplementedError
+
+
+class ExactCounts(UnsoundRule):
+    """A rule over clients whose queries tell it exact counts, beside an update with all of the calibrated noise.
+
+    They come as any answer does, summed and with noise, so no message of a run differs; the noise is too small to
+    hide anybody, and the ledger records it as it is.
+    """
+
+    noise_on_counts: ClassVar[float] = 0.05
+    """Standard deviation of the noise on each count: rounding undoes it."""
+
+    def commit_noise(self, commitment: Commitment) -> Commitment:
+        exact = (1.0, self.noise_on_counts)  # sensitivity and noise of one count
+        floor = tuple(
+            replace(step, noise_multiplier=effective_noise_multiplier((1.0, step.noise_multiplier), exact))
+            if step.label == "round"
+            else step
+            for step in commitment.floor
+        )
+        return replace(commitment, floor=floor)
+
+
+class RawRule(UnsoundRule):
+    """The methods that a rule over records, which is shown their rows, adds to a controller."""
 
     @property
     def noise_share(self) -> float:
@@ -34,12 +68,7 @@ class RawRule:
         """The controller's state after a step on this batch."""
         raise NotImplementedError
 
-    def refusal(self) -> str:
-        """The refusal that an unmarked run is told."""
-        return f"{self.unsound}; set privacy.non-private = true"
-
     def commit_noise(self, commitment: Commitment) -> Commitment:
-        """The commitment with the noise that the rule really plans."""
         floor = tuple(
             replace(step, noise_multiplier=step.noise_multiplier * self.noise_share) for step in commitment.floor
         )

@@ -51,3 +51,21 @@ def test_a_run_spends_its_budget_and_reports_released_values(
     statement = json.loads((tmp_path / "privacy.json").read_text())
     assert statement["epsilon"] <= 8.0
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_published_rule_over_clients_marks_every_artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    strategy = {"controller": "strategies.published.client_adam_ac:ClientAdamAc"}
+    data = TABLE["data"] | {"cache": str(tmp_path / "prepared")}
+    run_inprocess(
+        parse({**TABLE, "privacy": TABLE["privacy"] | {"non-private": True}, "strategy": strategy, "data": data}),
+        tmp_path,
+    )
+    why = "reads the norms of the clients' updates"
+    *_, last = read_metrics(tmp_path)
+    assert why in (last.not_private or "")
+    assert math.isinf(last.epsilon_spent)
+    assert 0.0 <= last.extra["clip-rate"] <= 1.0
+    assert why in json.loads((tmp_path / "privacy.json").read_text())["not_private"]
+    assert why in (tmp_path / "ledger.jsonl").read_text()
+    assert "NOT PRIVATE" in (tmp_path / "adapter" / "README.md").read_text()
