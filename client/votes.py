@@ -5,7 +5,7 @@ simulates what the server would make of Delta, clip(Delta, c) + N(0, (s c)^2) pe
 of threshold, and takes its own mean loss there. It votes for the candidate whose loss is closest to the loss of Delta
 itself. The simulated noise protects nobody and is seeded; privacy comes from the noise on the histogram of votes. One
 draw per client (the histogram averages over the cohort), shared by its candidates so that they differ by threshold and
-not by luck, and s = z / (q N) are our reconstruction: the paper gives neither.
+not by luck, and s = z / (q N) are our reconstruction: the summary of the paper that this follows gives neither.
 """
 
 from collections.abc import Sequence

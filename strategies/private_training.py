@@ -299,8 +299,15 @@ class PrivateTraining(ABC):
         self.state = replace(self.state, controller=controller)
 
     def released_values(self) -> dict[str, float]:
-        """Numbers worth showing that the controller computes from releases; its threshold is called "clip-bound"."""
-        return self.controller.released_values(self.state.controller, self.planner.info)
+        """Numbers worth showing that the controller computes from releases; its threshold is called "clip-bound".
+
+        An initial release is all answers: after it these are shown too, as NAME-1 and further ones.
+        """
+        values = self.controller.released_values(self.state.controller, self.planner.info)
+        if self.state.round == 0 and self.release is not None:
+            for query, answer in zip(self.release.plan.queries, self.release.answers, strict=True):
+                values = values | {f"{query.name}-{place}": value for place, value in enumerate(answer.tolist(), 1)}
+        return values
 
     def cohort(self, planned: PlannedRelease) -> Cohort:
         """The release's cohort: another one each time that it was charged. A seeded draw is stamped."""

@@ -8,8 +8,9 @@ each the clipping and the noise its update would meet, and votes for the candida
 the loss without clipping and noise (``client/votes.py``). Votes live on the public grid 2^(j/2), j = -12..12, because
 candidates are each client's own.
 
-Reference: Mehmood, Xu, Saravanan, van Dalen, Ozay, "DP-LAC" (arXiv 2605.10272); grid and simulated noise scale are
-ours, the paper does not give them (its reported thresholds 8.0, 5.7 and 1.5 lie on or near such a grid).
+Reference: Mehmood, Xu, Saravanan, van Dalen, Ozay, "DP-LAC" (arXiv 2605.10272), by a summary of third parties that was
+not checked against it. Grid and simulated noise scale are ours, the summary does not give them (the reported thresholds
+8.0, 5.7 and 1.5 lie on or near such a grid). The noisy counts are ``vote-1`` to ``vote-25`` in ``metrics.jsonl``.
 Guarantee: the histogram is one Poisson-sampled Gaussian of sensitivity 1 (charged), every round one of multiplier z;
 the rest is post-processing of releases and of public data. It is NOT post-processing if the validation set is the
 clients' own, unless held-out clients answer with noise that is paid for (``evaluation.data = "private"``). Under that

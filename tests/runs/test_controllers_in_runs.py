@@ -13,6 +13,7 @@ import pytest
 from server.config.load import parse
 from server.run_folder.telemetry import read_metrics
 from simulations.engines.inprocess import run_inprocess
+from strategies.controllers.loss_following import GRID
 
 TABLE: dict[str, Any] = {
     "rounds": 2,
@@ -43,6 +44,11 @@ def test_a_run_spends_its_budget_and_reports_released_values(
     run_inprocess(config, tmp_path)
     *before, first, last = read_metrics(tmp_path)
     assert [record.phase for record in before] == (["start", "histogram"] if name == "dp-lac" else ["start"])
+    if name == "dp-lac":  # the noisy histogram itself, whose mode is C_0
+        votes = [before[1].extra[f"vote-{place}"] for place in range(1, len(GRID) + 1)]
+        assert GRID[votes.index(max(votes))] == before[1].extra["clip-bound"]
+        assert any(vote != round(vote) for vote in votes), "votes without noise"
+        assert "vote-1" not in first.extra
     assert [(record.phase, record.round) for record in (first, last)] == [("round", 1), ("round", 2)]
     assert 0.9 * 8.0 < last.epsilon_spent <= 8.0
     assert last.not_private is None
