@@ -60,6 +60,7 @@ from simulations.cli.plan import say_known, say_plan
 from simulations.cli.planner import plan_command
 from simulations.cli.progress import follow, say_waiting
 from simulations.cli.settings.config import config_command
+from simulations.cli.settings.data import data_command
 from simulations.cli.settings.init import init_command
 from simulations.cli.settings.presets import preset_time, presets_command
 from simulations.cli.sweep import sweep_command
@@ -392,6 +393,7 @@ for name, command, panel in (
     ("sweep", sweep_command, "Train"),
     ("init", init_command, PREPARE),
     ("presets", presets_command, PREPARE),
+    ("data", data_command, PREPARE),
     ("config", config_command, PREPARE),
     ("ask", ask_command, PREPARE),
     ("plan", plan_command, PREPARE),

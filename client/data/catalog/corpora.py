@@ -14,7 +14,7 @@
 - ``abstracts``: every distinct text of the parquet files in the folder, in order (PE-SGD's PubMed, bioRxiv and
   congressional texts). No parts.
 
-Files: as in the UCI table and the parquet conversions named in ``docs/data.md``.
+Files: as ``lacquer data`` writes them (:mod:`client.data.catalog.published`).
 
 The tokenised WikiText-2 (Merity et al. 2016, arXiv 1609.07843) is a stream of lines. An article opens with a line
 `` = Title = `` between two blank ones, as its sections do with more equals signs. The benchmarks train
