@@ -127,7 +127,7 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
     Args:
         config: whose relative paths start at ``folder``.
         folder: absolute.
-        here: where the output goes instead, if its path is relative.
+        here: where the output goes instead, if its path is relative, and where a policy is looked for first.
     """
     from client.data.sources import PATH_KINDS  # loads numpy and pyarrow, which `lacquer --help` need not pay for
 
@@ -147,7 +147,10 @@ def absolute_paths(config: RunConfig, folder: Path, here: Path | None = None) ->
     data = data.replace(**places, cache=absolute(data.cache))
     privacy = config.privacy.replace(account=absolute(config.privacy.account))
     strategy, policy = config.strategy, str(config.strategy.controller_options.get("policy", ""))
-    if policy and (folder / Path(policy).expanduser()).is_file():  # of the controller rl; else the name of one
-        strategy = strategy.replace(controller_options={**strategy.controller_options, "policy": absolute(policy)})
+    for start in (here or folder, folder) if policy else ():  # of the controller rl: a file, or the name of one
+        if (start / Path(policy).expanduser()).is_file():
+            found = {**strategy.controller_options, "policy": absolute(policy, start)}
+            strategy = strategy.replace(controller_options=found)
+            break
     output = absolute(config.output, here or folder)
     return config.replace(output=output, data=data, model=model, privacy=privacy, strategy=strategy)

@@ -4,6 +4,7 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -288,6 +289,16 @@ def test_a_policy_of_ones_own_comes_from_a_file_and_what_it_saw_did_and_earned_i
     assert own["reward"] != 0
     assert own["sees-progress"] == pytest.approx(2 * 38 / 40 - 1), "it acted last after round 38"
     assert {f"sees-unclipped-{number}" for number in range(1, len(problem.sizes) + 1)} <= set(own)
+
+
+def test_a_training_shorter_than_the_first_judgement_leaves_its_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from simulations.benchmarks.papers import rldp_pretraining
+
+    monkeypatch.setattr(rldp_pretraining, "draw_problem", partial(rldp_pretraining.draw_problem, rounds=10))
+    rldp_pretraining.train(1, 40, 1, 0, tmp_path / "mine.json")
+    assert Rl(policy=str(tmp_path / "mine.json")).policy == str(tmp_path / "mine.json")
 
 
 @pytest.mark.parametrize(

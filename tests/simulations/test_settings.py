@@ -108,5 +108,20 @@ def test_paths_become_absolute(tmp_path):
     assert absolute_paths(config, tmp_path / "elsewhere") == config
 
 
+def test_a_policy_is_looked_for_beside_the_work_first(tmp_path):
+    config = parse({"strategy": {"controller": "rl", "controller-options": {"policy": "mine.json"}}})
+    here, data = tmp_path / "here", tmp_path / "data"
+
+    def found():
+        return absolute_paths(config, data, here).strategy.controller_options["policy"]
+
+    for folder, expected in ((None, "mine.json"), (data, str(data / "mine.json")), (here, str(here / "mine.json"))):
+        if folder is not None:
+            folder.mkdir()
+            (folder / "mine.json").write_text("{}")
+        assert found() == expected
+    assert absolute_paths(config, tmp_path).strategy.controller_options["policy"] == "mine.json"
+
+
 def test_a_model_name_that_is_no_folder_stays_a_name(tmp_path):
     assert absolute_paths(parse({"model": {"name": "minilm"}}), tmp_path).model.name == "minilm"

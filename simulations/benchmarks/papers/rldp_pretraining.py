@@ -61,7 +61,7 @@ def train(episodes: int, every: int, judged: int, seed: int, file: Path) -> None
         problem = draw_problem(seed * 1_000_000 + 100_000 + episode)
         _, state = hold_run(problem, trainer(problem, seed), episode, state_with(problem, agent))
         agent = state.agent
-        if episode % every == 0:
+        if episode % every == 0 or episode == episodes:
             score = statistics.mean(final(p, mode(p), weights_of(agent)) for p in validation) - reference
             say(f"episode {episode}: {score:+.4f} ({time.monotonic() - started:.0f} s)")
             curve.append({"episode": episode, "score": score})
