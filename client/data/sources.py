@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from client.data import conversations
 from client.data.catalog import corpora
+from client.data.catalog.published import origin_hint
 from client.data.columns import preferences
 from client.data.columns.labels import count_missing
 from client.data.columns.normal_form import INTEGER, differ_in_case, is_blank, normal_form
@@ -53,7 +54,7 @@ def existing_file(source: str, option: str = "data.source") -> Path:
         raise ValueError(f"{option} = {source!r}: {path} is a folder; name one file of it ({inside or 'it is empty'})")
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)
-    hint = f"did you mean {path.parent / near[0]}?" if near else "check the path; it is relative to where you started"
+    hint = f"did you mean {path.parent / near[0]}?" if near else f"check the path; {origin_hint(path)}"
     raise ValueError(f"{option} = {source!r}: there is no file {path}; {hint}")
 
 

@@ -34,6 +34,7 @@ import pyarrow.parquet
 
 from client.data.catalog import restaurants
 from client.data.catalog.diabetes130 import narratives
+from client.data.catalog.published import origin_hint
 
 SHARES = {"attack": 0.2, "eval": 0.1}
 """Of the patients, and of the patients left."""
@@ -155,7 +156,7 @@ def locate(source: str, option: str) -> tuple[str, Path, str]:
         raise ValueError(f"{option} = {source!r}: there is no part {part!r}; {known}")
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise ValueError(f"{option} = {source!r}: there is no folder {folder}; it is relative to where you started")
+        raise ValueError(f"{option} = {source!r}: there is no folder {folder}; {origin_hint(folder)}")
     return kind, folder, part
 
 

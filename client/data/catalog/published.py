@@ -248,6 +248,14 @@ PUBLISHED: dict[str, Published] = {
 """By the name that ``lacquer data`` takes."""
 
 
+def origin_hint(path: Path) -> str:
+    """What to say of a missing file or folder: where one of these data sets is had, or what the path is relative to."""
+    for name, published in PUBLISHED.items():
+        if published.folder in path.parts:
+            return f"`lacquer data {name}` says how it is had; --data names the folder that holds {published.folder}/"
+    return "it is relative to where you started"
+
+
 def convert(name: str, source: Path, folder: Path) -> dict[Path, int]:
     """Write a data set's parquet files into its folder under ``folder``; the rows of each.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from client.data import sources
 from client.data.catalog import corpora
 from client.data.catalog.diabetes130 import DRUGS
 from client.data.catalog.published import PUBLISHED, convert
@@ -133,6 +134,15 @@ def test_the_columns_that_presets_name(tmp_path: Path) -> None:
     assert rows(tmp_path / "samsum/validation.parquet") == [CHAT | {"dialogue": "Ann: hi\nBob: hello"}]
     assert rows(tmp_path / "e2e_nlg/test.parquet") == [{"mr": "name[Blue Spice]", "ref": REF}]
     assert [row["label"] for row in rows(tmp_path / "clinc150/train.parquet")] == [0, 1, 2]
+
+
+def test_a_missing_data_set_is_named_with_the_command_that_tells_how_it_is_had(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`lacquer data sst2` says .* the folder that holds glue_sst2/"):
+        sources.existing_file(f"parquet:{tmp_path}/glue_sst2/train.parquet")
+    with pytest.raises(ValueError, match="`lacquer data diabetes130` says how it is had"):
+        corpora.read(f"diabetes130:{tmp_path}/diabetes130", "data.source")
+    with pytest.raises(ValueError, match="it is relative to where you started"):
+        corpora.read(f"diabetes130:{tmp_path}/mine", "data.source")
 
 
 @pytest.mark.parametrize(
