@@ -1,4 +1,4 @@
-"""What a rule without a guarantee is shown: raw rows of records, or exact counts. In runs marked so, and nowhere else.
+"""Rules without a guarantee, shown raw rows of records or exact counts, in runs marked so and nowhere else.
 
 A controller sees releases (:mod:`strategies.controllers.controller`). The rules of this package, as their papers print
 them, see norms, losses and gradients of single records, or statistics of clients that nothing protects; a run of one is

@@ -249,7 +249,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def origin_hint(path: Path) -> str:
-    """What to say of a missing file or folder: where one of these data sets is had, or what the path is relative to."""
+    """The hint for a missing path: where one of these data sets is had, or what the path is relative to."""
     for name, published in PUBLISHED.items():
         if published.folder in path.parts:
             return f"`lacquer data {name}` says how it is had; --data names the folder that holds {published.folder}/"
