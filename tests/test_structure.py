@@ -17,12 +17,14 @@ from simulations.benchmarks.harness.structure import (
     circles,
     folders,
     layer_contracts,
+    mirrored,
     read_modules,
     report,
     siblings_named,
 )
 
 MOST_IN_A_FOLDER, MOST_LINES = 15, 440
+LEAST_MIRRORED = 0.29
 
 
 @functools.cache
@@ -41,6 +43,13 @@ def test_no_folder_holds_more_than_fits_on_a_page() -> None:
 
 def test_no_file_is_longer_than_one_idea_needs() -> None:
     assert {name: module.lines for name, module in modules().items() if module.lines > MOST_LINES} == {}
+
+
+def test_tests_mirror_the_product_as_far_as_they_did() -> None:
+    """The share is to rise to 0.8."""
+    found = mirrored(modules())
+    assert found["privacy.mechanism"]
+    assert sum(found.values()) / len(found) >= LEAST_MIRRORED
 
 
 def test_no_files_of_the_product_import_each_other_in_a_circle() -> None:

@@ -177,6 +177,15 @@ def siblings_named(modules: Mapping[str, Module]) -> list[tuple[str, str]]:
     )
 
 
+def mirrored(modules: Mapping[str, Module], root: Path = ROOT) -> dict[str, bool]:
+    """Whether the modules of the product, packages apart, have a test at the path that mirrors theirs."""
+    return {
+        name: (root / "tests" / Path(*name.split("."))).with_name(f"test_{name.rpartition('.')[2]}.py").is_file()
+        for name, module in modules.items()
+        if not module.is_package and not name.startswith(f"{BENCHMARKS}.") and not name.endswith("__main__")
+    }
+
+
 def report(modules: Mapping[str, Module], contracts: list[list[list[str]]]) -> str:
     """A line per package and sub-package, and what there is of circles and of imports against the layers."""
     counts, lines = folders(modules), []
@@ -192,12 +201,13 @@ def report(modules: Mapping[str, Module], contracts: list[list[list[str]]]) -> s
     up_early, up_late = (sum(len(against_layers(each, layers)) for layers in contracts) for each in (early, late))
     fullest = max(counts, key=lambda name: counts[name])
     longest = max(modules.values(), key=lambda module: module.lines)
+    tested = mirrored(modules)
     return (
         f"{markdown(('folder', 'lines, about', 'modules and sub-packages', 'largest file'), lines, 'lrrl')}\n"
         f"Imports against the layers: {up_early} on import, {up_late} in functions. Circles of files: "
         f"{len(circles(early))} on import, {len(circles(both))} with the imports in functions. Largest folder: "
         f"`{fullest.replace('.', '/')}/` ({counts[fullest]}); largest file: `{longest.path.relative_to(ROOT)}` "
-        f"({longest.lines} lines).\n"
+        f"({longest.lines} lines). Modules with a test at the mirrored path: {sum(tested.values())} of {len(tested)}.\n"
     )
 
 

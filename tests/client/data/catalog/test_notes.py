@@ -16,7 +16,7 @@ import pytest
 from client.data.catalog import notes
 from client.data.catalog.notes import BAYES_ACCURACY, LABEL_NOISE, NOTES_PER_BLOCK, generate, grammar, split
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PRINT_DIGEST = (
     "import hashlib; from client.data.catalog.notes import generate; "
     "print(hashlib.sha256(repr(generate(60, 3)).encode()).hexdigest())"
