@@ -27,6 +27,13 @@ Phase = Literal["start", "histogram", "round"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases in the order in which a run has them."""
 
+FURTHER = ("macro_f1", "perplexity")
+"""Metrics that some tasks have beside loss and accuracy, by their name in :class:`client.models.tasks.Metrics`.
+
+What is named here, and has a field ``validation_NAME`` below, is in every round's record and in results.json
+(``test_NAME``), in TensorBoard and in trackers.
+"""
+
 
 class ReleasedValues(Mapping[str, float]):
     """Named numbers that a controller computed from releases and public data. Made by :func:`released_values` only."""
@@ -280,8 +287,7 @@ def validation_fields(metrics: "Metrics | None") -> dict[str, Any]:
         "validation_tokens_within": metrics.tokens_within,
         "validation_loss": metrics.loss,
         "validation_accuracy": metrics.accuracy,
-        "validation_macro_f1": metrics.macro_f1,
-        "validation_perplexity": metrics.perplexity,
+        **{f"validation_{name}": getattr(metrics, name) for name in FURTHER},
         "validation_loss_within": metrics.loss_within,
         "validation_accuracy_within": metrics.accuracy_within,
     }
@@ -296,14 +302,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "not_private": (str, type(None)),
     "presence": (Presence, type(None)),
     "validation_confusion": (tuple, type(None)),
-    **dict.fromkeys(
-        (
-            *("clip_bound", "validation_loss", "validation_accuracy", "validation_macro_f1", "validation_perplexity"),
-            *("update_norm", "noise_norm", "signal_estimate", "validation_loss_within", "validation_accuracy_within"),
-            *("validation_confusion_within", "validation_tokens", "validation_tokens_within"),
-        ),
-        _OPTIONAL,
-    ),
+    **{field.name: _OPTIONAL for field in fields(RoundRecord) if field.type == float | None},
 }
 _NUMBERS = tuple(field.name for field in fields(RoundRecord) if float in _ALLOWED.get(field.name, (float,)))
 

@@ -20,7 +20,7 @@ from typing import Literal, Protocol, Self, get_args
 from privacy import durable
 from privacy.errors import CorruptRun
 from server.run_folder.names import METRICS_FILE, STATUS_FILE, TENSORBOARD_FOLDER, TIMES_FILE
-from server.run_folder.round_record import PHASES, RoundRecord
+from server.run_folder.round_record import FURTHER, PHASES, RoundRecord
 
 State = Literal["preparing", "running", "completed", "stopped-budget", "failed"]
 
@@ -144,10 +144,7 @@ class Telemetry:
 def scalars(record: RoundRecord) -> dict[str, float]:
     """The numbers of a record by the names under which TensorBoard and other trackers show them."""
     validation = {
-        "validation/loss": record.validation_loss,
-        "validation/accuracy": record.validation_accuracy,
-        "validation/macro_f1": record.validation_macro_f1,
-        "validation/perplexity": record.validation_perplexity,
+        f"validation/{name}": getattr(record, f"validation_{name}") for name in ("loss", "accuracy", *FURTHER)
     }
     released = {
         "privacy/epsilon_spent": record.epsilon_spent,

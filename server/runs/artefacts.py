@@ -29,6 +29,7 @@ from privacy import durable
 from server.config.schema import RunConfig
 from server.evaluation.card import card
 from server.run_folder.names import ADAPTER_FOLDER, PRIVACY_FILE, RESULTS_FILE, STAMP_FILE
+from server.run_folder.round_record import FURTHER
 from server.run_folder.seal import ENDED, write_seal
 from server.run_folder.telemetry import read_metrics
 from strategies.adapter.layout import AdapterLayout
@@ -219,11 +220,8 @@ def _json_text(values: Mapping[str, Any]) -> str:
 
 def split_results(split: str, metrics: Metrics) -> dict[str, Any]:
     """The entries of results.json for the metrics of a split."""
-    values: dict[str, Any] = {
-        "macro_f1": metrics.macro_f1,
-        "perplexity": metrics.perplexity,
-        "records": metrics.count or None,
-    }
+    values: dict[str, Any] = {name: getattr(metrics, name) for name in FURTHER}
+    values |= {"records": metrics.count or None}
     values |= {"loss_within": metrics.loss_within, "accuracy_within": metrics.accuracy_within}
     values |= {"tokens": metrics.tokens, "tokens_within": metrics.tokens_within}
     if metrics.confusion_within is not None:
@@ -257,7 +255,7 @@ def _started(folder: Path) -> dict[str, float]:
     starts = [record for record in read_metrics(folder) if record.phase == "start"]
     if not starts:
         return {}
-    values = {name: getattr(starts[0], f"validation_{name}") for name in ("loss", "accuracy", "macro_f1", "perplexity")}
+    values = {name: getattr(starts[0], f"validation_{name}") for name in ("loss", "accuracy", *FURTHER)}
     return {f"start_validation_{name}": value for name, value in values.items() if value is not None}
 
 

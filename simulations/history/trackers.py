@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from privacy import durable
 from server.config.load import flatten
-from server.run_folder.round_record import PHASES
+from server.run_folder.round_record import FURTHER, PHASES
 from server.run_folder.telemetry import read_metrics, scalars
 from server.run_folder.verify import read_object
 from simulations.history.folders import true_state
@@ -206,7 +206,7 @@ def summary(run: Run) -> dict[str, str | float | bool]:
         said |= {"privacy.guaranteed_epsilon": pair[0], "privacy.guaranteed_delta": pair[1]}
     if run.not_private:
         said["NOT PRIVATE"] = run.not_private
-    for name in ("test_accuracy", "test_loss", "test_perplexity", "test_macro_f1"):
+    for name in (f"test_{name}" for name in ("accuracy", "loss", *FURTHER)):
         value = run.result(name)
         if value is not None:
             said[name] = value
