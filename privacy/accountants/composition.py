@@ -118,9 +118,7 @@ def curve(
         return [max(pairs) for pairs in zip(*curves, strict=True)]
     steps = merge_steps(events)
     _, interval = pld.refine(steps, suits, adjacency)
-    distribution = pld.compose(steps, adjacency, interval)
-    allowance = pld.rounding_error(steps)
-    return [(delta, pld.epsilon_of(distribution, delta, allowance)) for delta in deltas]
+    return [(delta, pld.epsilon(steps, delta, adjacency, interval)) for delta in deltas]
 
 
 Listed = TypeVar("Listed", bound=Step | FloorStep | ReleaseEvent)

@@ -38,10 +38,15 @@ def epsilon(steps: Sequence[Step], delta: float, adjacency: str, interval: float
         return math.inf
     if interval is None:
         return refine(tuple(steps), delta, adjacency)[0]
+    return _epsilon_at(tuple(steps), delta, adjacency, interval)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_at(steps: tuple[Step, ...], delta: float, adjacency: str, interval: float) -> float:
     return epsilon_of(compose(steps, adjacency, interval), delta, rounding_error(steps))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def refine(steps: tuple[Step, ...], delta: float, adjacency: str) -> tuple[float, float]:
     """Epsilon within about 0.1% of its limit, and the interval that gives it.
 
@@ -65,6 +70,11 @@ def refine(steps: tuple[Step, ...], delta: float, adjacency: str) -> tuple[float
 
 def compose(steps: Sequence[Step], adjacency: str, interval: float) -> PrivacyLossDistribution:
     """The loss distribution of all steps together; each step is (sampling, noise multiplier > 0, count >= 1)."""
+    return _composed(tuple(steps), adjacency, interval)
+
+
+@lru_cache(maxsize=4)  # few: each may hold four million points
+def _composed(steps: tuple[Step, ...], adjacency: str, interval: float) -> PrivacyLossDistribution:
     total: PrivacyLossDistribution | None = None
     for sampling, multiplier, count in steps:
         part = compose_equal(sampling, multiplier, count, adjacency, interval)
