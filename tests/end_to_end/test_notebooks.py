@@ -10,10 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 NOTEBOOKS = DOCS / "notebooks"
 execute_notebook = runpy.run_path(str(DOCS / "tools/notebooks.py"))["execute_notebook"]
-TIERS = {
-    "quickstart": [pytest.mark.slow, pytest.mark.ray],
-    **{name: [pytest.mark.nightly] for name in ("own_strategy", "preference", "go_on", "synthesise")},
-}
+NAMES = ("quickstart", "own_strategy", "preference", "go_on", "synthesise")
 ON_FLOWER = {"quickstart", "own_strategy"}
 
 
@@ -22,16 +19,15 @@ def outputs(notebook: object) -> list[dict]:
 
 
 def test_every_notebook_is_run() -> None:
-    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(TIERS)
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(NAMES)
 
 
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in TIERS.items()])
-def test_a_notebook_runs_and_prints_no_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(name: str, notebook: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a notebook, and compare the kinds of its outputs with those that are shown in the documentation."""
     monkeypatch.setenv("FORCE_COLOR", "1")  # as the kernels of some desktops have it
-    notebook = NOTEBOOKS / f"{name}.ipynb"
-    now, shown = outputs(execute_notebook(notebook, tmp_path)), outputs(nbformat.read(notebook, as_version=4))
-    runs = list((tmp_path / "runs").iterdir())
+    shown = outputs(nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4))
+    now = outputs(execute_notebook(notebook, folder))
+    runs = list((folder / "runs").iterdir())
     assert runs
     assert all((run / "flower.log").exists() == (name in ON_FLOWER) for run in runs)
     assert [output.output_type for output in now] == [output.output_type for output in shown]
@@ -39,6 +35,23 @@ def test_a_notebook_runs_and_prints_no_warning(name: str, tmp_path: Path, monkey
         assert not [output for output in each if output.get("name") == "stderr"]
         assert sum("<progress" in str(output) for output in each) == len(runs), "every run showed its bar"
         assert not re.findall(r"/(?:home|root|tmp|work|Users)/[^\s'\"]*", str(each))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs_and_prints_no_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(name, NOTEBOOKS / f"{name}.ipynb", tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_first_notebook_runs_with_a_round_for_its_ten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = (NOTEBOOKS / "quickstart.ipynb").read_text()
+    short = whole.replace('\\"rounds\\": 10', '\\"rounds\\": 1, \\"sampling-rate\\": 0.05')
+    assert short != whole
+    (tmp_path / "short.ipynb").write_text(short)
+    check("quickstart", tmp_path / "short.ipynb", tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
