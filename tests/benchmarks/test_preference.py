@@ -27,8 +27,7 @@ def test_children_are_welcome_unless_a_text_denies_it() -> None:
 
 
 def test_ties_count_half_and_intervals_hold_the_mean() -> None:
-    found = beside([1.0, 0.5, 0.5, 0.0] * 15, [0.5, 0.5, 0.5, 0.5] * 15)
-    assert (found["coverage"], found["wins"]) == (0.5, 0.5)
+    found = beside([(1.0, -9), (0.5, -8), (0.5, -7), (0.5, -9), (0.0, -2)] * 15, [(0.5, -8)] * 75)
+    assert (found["coverage"], found["words"], found["wins"]) == (0.5, 7.0, 0.5)  # more slots, then fewer words
     assert found["wins_from"] < 0.5 < found["wins_to"]
-    assert found["gain_from"] < 0 < found["gain_to"]
     assert wilson(0.5, 300) == pytest.approx(0.056, abs=0.001)

@@ -93,6 +93,7 @@ def test_a_run_completes_and_leaves_its_artefacts_and_no_process(lacquer, tmp_pa
         assert ledger.epsilon_spent() <= 4.0
 
 
+@pytest.mark.nightly  # two runs of Flower; one process does the same in tests/runs/test_from_adapter.py
 def test_a_run_goes_on_from_another_and_says_what_both_guarantee(lacquer, tmp_path):
     """An export, and its adapter as PEFT alone would have saved it, are rehearsed."""
     text = ["model.name=random:llama", "model.task=causal-lm", "model.targets=q_proj,v_proj", "data.partition=iid"]

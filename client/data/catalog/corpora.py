@@ -10,7 +10,7 @@
 - ``sgd``: conversations of a user with an assistant that books and looks up, with ``dialogue_id`` (Rastogi et al. 2020,
   arXiv 1909.05855). Parts: ``train``, ``validation``, ``test``.
 - ``e2e``: pairs of sentences about restaurants, for ``model.task = "preference"``
-  (:mod:`client.data.catalog.restaurants`). Parts: ``train``, ``validation``, ``test``.
+  (:mod:`client.data.catalog.restaurants`). Parts: ``train``, ``validation``, ``test``, and each as ``brief-``.
 - ``abstracts``: every distinct text of the parquet files in the folder, in order (PE-SGD's PubMed, bioRxiv and
   congressional texts). No parts.
 

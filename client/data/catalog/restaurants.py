@@ -2,8 +2,12 @@
 
 A row of E2E is a meaning representation, such as ``name[Blue Spice], area[riverside]``, and what somebody wrote for it.
 The prompt is the representation, the chosen answer that person's sentence. The rejected one is a person's sentence too,
-but for a representation of the same part that differs in the values of one slot, or where there is none of two, and
-never in the name: what is learnt is to say what is asked for. Which one it is follows from a hash of the row.
+and which one follows from a hash of the row.
+
+- ``train``, ``validation``, ``test``: a sentence for a representation of the same part that differs in the values of
+  one slot, or where there is none of two, and never in the name. What is learnt is to say what is asked for.
+- ``brief-train`` and so on: a sentence for the same representation, longer by a quarter or more. What is learnt is to
+  say it in few words.
 
 A sentence may so stand in pairs of several clients. What a client's guarantee covers is its own pairs.
 """
@@ -18,7 +22,10 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-PARTS = ("train", "validation", "test")
+BRIEF = "brief-"
+LONGER = 1.25
+"""How much longer, in characters, the rejected one of two sentences is where the brief one is preferred."""
+PARTS = tuple(f"{kind}{part}" for kind in ("", BRIEF) for part in ("train", "validation", "test"))
 _SLOT = re.compile(r"([^,\[\]]+)\[([^\]]*)\]")
 
 Slots = dict[str, str]
@@ -31,15 +38,18 @@ def slots_of(meaning: str) -> Slots:
 
 def pairs(folder: Path, part: str) -> pyarrow.Table:
     """Columns ``prompt``, ``chosen``, ``rejected``, ``mr``."""
-    table = pyarrow.parquet.read_table(folder / f"{part or 'train'}.parquet")
+    table = pyarrow.parquet.read_table(folder / f"{part.removeprefix(BRIEF) or 'train'}.parquet")
     meanings, sentences = table["mr"].to_pylist(), table["ref"].to_pylist()
     written = defaultdict[str, list[str]](list)
     for meaning, sentence in zip(meanings, sentences, strict=True):
         written[meaning].append(sentence)
-    others = near_misses(list(written))
+    brief = part.startswith(BRIEF)
+    others = {meaning: [meaning] for meaning in written} if brief else near_misses(list(written))
     rows = []
     for meaning, sentence in zip(meanings, sentences, strict=True):
         wrong = [other for near in others[meaning] for other in written[near] if other != sentence]
+        if brief:
+            wrong = [other for other in wrong if len(other) >= LONGER * len(sentence)]
         if wrong:
             drawn = hashlib.sha256(f"{meaning}\n{sentence}".encode()).digest()
             rejected = wrong[int.from_bytes(drawn[:8]) % len(wrong)]

@@ -6,8 +6,8 @@ The start is lacquer-small after three passes over 800 public sentences (E2E's v
 validate), a model that can write such sentences. From it runs of DPO at epsilon 8 and 4, and without noise, over seeds.
 Measured on 300 test pairs that nothing is chosen by: how often the tuned model's reward is higher for the chosen
 sentence (the start is at a half by definition), and how often its mean log-probability a token is, which the start has
-too. Then a judge that is a fixed rule: both models write for the same meanings, without sampling; of either text the
-share of slots that it states counts (:data:`STATED`), and the text with the higher share wins.
+too. Then a judge that is a fixed rule: both models write for the same meanings, without sampling. The text that states more
+slots wins (:data:`STATED`), and of two that state as many the one with fewer words.
 """
 
 import json
@@ -113,9 +113,9 @@ def main(
             if seed == 0:
                 written[way] = sentences(run, meanings, adapted=True)
             say(json.dumps(rows[-1]))
-    shares = {way: [coverage(slots_of(mr), text) for mr, text in zip(meanings, texts, strict=True)]
+    scores = {way: [(coverage(slots_of(mr), text), -len(text.split())) for mr, text in zip(meanings, texts, strict=True)]
               for way, texts in written.items()}  # fmt: skip
-    judged = [{"way": way, **beside(found, shares["start"])} for way, found in shares.items()]
+    judged = [{"way": way, **beside(found, scores["start"])} for way, found in scores.items()]
     examples = [{"mr": meanings[i], **{way: texts[i] for way, texts in written.items()}} for i in range(3)]
     write("preference", {"rows": rows, "judged": judged, "meanings": len(meanings), "examples": examples})
 
@@ -138,7 +138,7 @@ def make_start(data: Path, place: Path) -> None:
 def finished(data: Path, start: Path, place: Path, seed: int, how: dict[str, Any]) -> FinishedRun:
     """One run, made now if it is not there."""
     if not (place / RESULTS_FILE).is_file():
-        parts = {"source": "train", "validation-source": "validation", "test-source": "test"}
+        parts = {"source": "brief-train", "validation-source": "brief-validation", "test-source": "brief-test"}
         sources = {f"data.{key}": f"e2e:{data}@{part}" for key, part in parts.items()}
         own = {"model.name": str(start), "seed": seed, "engine.kind": "inprocess", "engine.workers": 1}
         place.mkdir(parents=True)
@@ -174,15 +174,17 @@ def wilson(share: float, count: int) -> float:
     return z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
 
 
-def beside(found: Sequence[float], start: Sequence[float]) -> dict[str, Any]:
-    """Mean coverage, and what a model wins against the start, a tie counting half; 95 % bootstrap over meanings."""
-    own, other = np.array(found), np.array(start)
-    wins = (own > other) + 0.5 * (own == other)
-    drawn = simulation_generator(0, "preference-bootstrap").integers(len(own), size=(2000, len(own)))
+def beside(found: Sequence[tuple[float, int]], start: Sequence[tuple[float, int]]) -> dict[str, float]:
+    """Mean coverage and words, and what a model wins against the start, a tie counting half; 95 % bootstrap.
+
+    Args:
+        found, start: of each meaning the coverage of the text, and less its number of words.
+    """
+    wins = np.array([(own > other) + 0.5 * (own == other) for own, other in zip(found, start, strict=True)])
+    drawn = simulation_generator(0, "preference-bootstrap").integers(len(wins), size=(2000, len(wins)))
     low, high = np.quantile(wins[drawn].mean(axis=1), [0.025, 0.975]).tolist()
-    gain = np.quantile((own - other)[drawn].mean(axis=1), [0.025, 0.975]).tolist()
-    return {"coverage": float(own.mean()), "wins": float(wins.mean()), "wins_from": low, "wins_to": high,
-            "gain_from": gain[0], "gain_to": gain[1]}  # fmt: skip
+    covered, words = np.array(found).mean(axis=0).tolist()
+    return {"coverage": covered, "words": -words, "wins": float(wins.mean()), "wins_from": low, "wins_to": high}
 
 
 def accuracies(results: Row) -> str:
@@ -194,6 +196,7 @@ def accuracies(results: Row) -> str:
         "so does likelihood": lambda row: _share(row["rows"], "by_likelihood", "by_likelihood_within"),
         "seeds": lambda row: "" if row["way"] == "start" else str(len(row["rows"])),
         "slots stated": lambda row: f"{100 * judged[row['way']]['coverage']:.1f} %",
+        "words": lambda row: f"{judged[row['way']]['words']:.1f}",
         "wins against the start": lambda row: "" if row["way"] == "start" else _wins(judged[row["way"]]),
     }
     found = [{"way": way, "rows": rows} for way, rows in grouped(results["rows"], lambda row: row["way"]).items()]

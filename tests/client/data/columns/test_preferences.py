@@ -110,6 +110,8 @@ def test_a_rejected_sentence_is_of_a_meaning_that_differs_in_one_slot(tmp_path: 
     assert found[0]["rejected"] in (rows[1][1], rows[2][1])
     assert found[1]["rejected"] == found[2]["rejected"] == rows[0][1]
     assert found[0]["prompt"] == "name[A], area[riverside]\n"
+    brief = corpora.read(f"e2e:{tmp_path}@brief-test", "data.source").to_pylist()
+    assert [(row["chosen"], row["rejected"]) for row in brief] == [(rows[1][1], rows[2][1])]
     far = ["name[A], area[x], food[y]", "name[A], area[u], food[v]"]
     assert restaurants.near_misses(far) == {far[0]: [far[1]], far[1]: [far[0]]}
 
