@@ -22,8 +22,10 @@ from simulations.cli.live_display import Snapshot, display, rate_text
 from simulations.report.notation import duration_text, epsilon_text, is_drawable, number_text
 
 PLAIN_LINES = 60
-EVERY = 5.0
-"""Seconds after which something is said again where there is no terminal to draw on."""
+EVERY = 4.5
+"""Seconds after which something is said again where there is no terminal to draw on; with a look, at most five."""
+LATER = 60
+"""Once a run lasts longer, what it does is said again after this part of the time so far: a day is not 17,000 lines."""
 
 
 @contextmanager
@@ -123,12 +125,13 @@ class _Files:
 class PlainLines:
     """A printer of what is new since the last look, in at most about sixty lines for the rounds.
 
-    Where nothing is new, what the run does is said again every five seconds until round 1, then more and more rarely.
+    Where nothing is new, what the run does is said again within five seconds in its first five minutes, then more and
+    more rarely.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._silent_since, self._patience, self._printed = 0.0, EVERY, False
+        self._silent_since, self._printed = 0.0, False
         self._message = ""
         self._shown = 0
         self._stamped = False
@@ -152,9 +155,9 @@ class PlainLines:
         if message and message != self._message and not _tells_a_round(message, snapshot):
             self._message = message
             self._print(message)
-        if snapshot.elapsed - self._silent_since >= self._patience and not self._printed:
+        silent = snapshot.elapsed - self._silent_since
+        if silent >= max(EVERY, self._silent_since / LATER) and not self._printed:
             doing = message or "waiting for the run to start"
-            self._patience = EVERY if snapshot.latest is None else 2 * self._patience
             self._print(f"{doing} ({duration_text(snapshot.elapsed)})")
         if self._printed:
             self._silent_since, self._printed = snapshot.elapsed, False

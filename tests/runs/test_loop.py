@@ -68,7 +68,9 @@ def test_records_hold_released_and_public_values_and_nothing_else(start: MakeRun
     assert histogram.update_norm is histogram.noise_norm is histogram.signal_estimate is histogram.clip_bound is None
     assert histogram.validation_loss is histogram.validation_accuracy is None
     assert histogram.noise_multiplier == 2.0
-    assert histogram.extra == {"clip-bound": GRID[14]}
+    votes = [histogram.extra[f"vote-{place}"] for place in range(1, len(GRID) + 1)]
+    assert histogram.extra.keys() == {"clip-bound", *(f"vote-{place}" for place in range(1, len(GRID) + 1))}
+    assert histogram.extra["clip-bound"] == GRID[14] == GRID[votes.index(max(votes))]
     bound = GRID[14]
     for record in rounds:
         assert record.clip_bound == bound
