@@ -6,8 +6,8 @@ The start is lacquer-small after three passes over 800 public sentences (E2E's v
 validate), a model that can write such sentences. From it runs of DPO at epsilon 8 and 4, and without noise, over seeds.
 Measured on 300 test pairs that nothing is chosen by: how often the tuned model's reward is higher for the chosen
 sentence (the start is at a half by definition), and how often its mean log-probability a token is, which the start has
-too. Then a judge that is a fixed rule: both models write for the same meanings, without sampling. The text that states more
-slots wins (:data:`STATED`), and of two that state as many the one with fewer words.
+too. Then a judge that is a fixed rule: both models write for the same meanings, without sampling. The text that states
+more slots wins (:data:`STATED`), and of two that state as many the one with fewer words.
 """
 
 import json
@@ -113,8 +113,10 @@ def main(
             if seed == 0:
                 written[way] = sentences(run, meanings, adapted=True)
             say(json.dumps(rows[-1]))
-    scores = {way: [(coverage(slots_of(mr), text), -len(text.split())) for mr, text in zip(meanings, texts, strict=True)]
-              for way, texts in written.items()}  # fmt: skip
+    scores = {
+        way: [(coverage(slots_of(mr), text), -len(text.split())) for mr, text in zip(meanings, texts, strict=True)]
+        for way, texts in written.items()
+    }
     judged = [{"way": way, **beside(found, scores["start"])} for way, found in scores.items()]
     examples = [{"mr": meanings[i], **{way: texts[i] for way, texts in written.items()}} for i in range(3)]
     write("preference", {"rows": rows, "judged": judged, "meanings": len(meanings), "examples": examples})
