@@ -56,6 +56,7 @@ def test_a_run_on_flower_exports_what_plain_peft_loads(
     assert math.isfinite(result.results["test_loss"])
 
 
-def _test_records(config: Any) -> list[tuple[np.ndarray, int]]:
+def _test_records(config: Any) -> list[tuple[np.ndarray, int | None]]:
     records = prepare(data_spec(config)).test
-    return [(np.asarray(records.select([n]).tokens), int(records.labels[n])) for n in range(len(records))]
+    labels = [None] * len(records) if records.labels is None else records.labels.tolist()
+    return [(np.asarray(records.select([n]).tokens), label) for n, label in enumerate(labels)]
