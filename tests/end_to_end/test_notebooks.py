@@ -46,6 +46,7 @@ def test_a_notebook_runs_and_prints_no_warning(name: str, tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.timeout(1500)
 def test_the_first_notebook_runs_with_a_round_for_its_ten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = (NOTEBOOKS / "quickstart.ipynb").read_text()
     short = whole.replace('\\"rounds\\": 10', '\\"rounds\\": 1, \\"sampling-rate\\": 0.05')
