@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from privacy import durable
 from privacy.errors import AccountRefused
@@ -13,6 +14,7 @@ from server.run_folder.names import LEDGER_FILE, STAMP_FILE, shell_quoted
 from simulations.cli.calibrate.ask import agree
 from simulations.cli.exits import refusals, say
 from simulations.cli.model.evaluate import read_records
+from simulations.cli.progress import say_waiting
 
 if TYPE_CHECKING:
     from client.engine.local_training import LocalTraining
@@ -85,7 +87,8 @@ def train_own(run: "FinishedRun", data: Path, place: Path, local: "LocalTraining
     from server.evaluation.personal import personalise
 
     engine, adapter = run.engine()
-    found = personalise(engine, adapter, records, local)
+    with say_waiting("training on your records", Console(stderr=True)):
+        found = personalise(engine, adapter, records, local)
     durable.new_folder(place)
     shutil.copytree(run.adapter, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("README.md", "privacy.json"))
     save_peft(place, found.adapter, engine.layout, read_spec(run.adapter), base=_base_of(run))
@@ -125,6 +128,7 @@ def ask(run: "FinishedRun", place: Path, local: "LocalTraining", epsilon: float,
     agree(question.price, yes=yes)
     engine, adapter = run.engine()
     durable.new_folder(place)
-    found = ask_gain(engine, adapter, prepared, local, question, place / LEDGER_FILE, account_of(config))
+    with say_waiting("training every client on its own records", Console(stderr=True)):
+        found = ask_gain(engine, adapter, prepared, local, question, place / LEDGER_FILE, account_of(config))
     durable.write(place / ANSWER_FILE, json.dumps(found, indent=2) + "\n")
     say(f"Its ledger: {shell_quoted(place / LEDGER_FILE)}", style="dim")
