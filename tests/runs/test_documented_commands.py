@@ -48,6 +48,7 @@ NOT_RUN = {
     r".*\b(DATA|FOLDER|ROOM|NOTES)\b": DATA,
     r"docs/audit\.md: lacquer audit RUN --shadows": "eight runs; tests/runs/test_audit_attacks.py has four",
     r"docs/atdp\.md: lacquer (run|resume) ": f"{DATA}; tests/runs/test_phases_command.py runs phases",
+    r"docs/results/personal\.md: lacquer ": f"{DATA}; tests/runs/test_personalise.py measures on a tiny run",
     r"docs/results/comparisons\.md: lacquer sweep methods": "hours; tests/runs/test_sweep.py runs sweeps",
     r"docs/(gpu|scale)\.md: lacquer run .*ray-address": "needs other hosts",
     r"docs/strategy\.md: lacquer sweep mine\.toml$": "six runs; tests/runs/test_sweep.py runs sweeps",
