@@ -58,7 +58,7 @@ from simulations.cli.model.publish import publish_command
 from simulations.cli.model.synthesise import synthesise_command
 from simulations.cli.plan import say_known, say_plan
 from simulations.cli.planner import plan_command
-from simulations.cli.progress import follow, say_waiting
+from simulations.cli.progress import follow, say_waiting, say_working
 from simulations.cli.settings.config import config_command
 from simulations.cli.settings.data import data_command
 from simulations.cli.settings.init import init_command
@@ -365,7 +365,7 @@ def report(
     """Write (again) the report of a run: one page that needs nothing else."""
     from simulations.report import page, read_run, summary
 
-    with refusals(read_run.NoRunFolder):
+    with refusals(read_run.NoRunFolder), say_working("writing the report"):
         written = page.write_report(run_folder)
         results = summary.plain_results(run_folder)
     if as_json:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulations.cli.exits import FAILED
+from simulations.cli.progress import say_working
 
 
 def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
@@ -17,9 +18,10 @@ def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="For pro
 
     Ends with 1 where something is wrong.
     """
-    from simulations.engines.host import inspect_host
+    with say_working("looking at this host"):
+        from simulations.engines.host import inspect_host
 
-    host = inspect_host()
+        host = inspect_host()
     if as_json:
         typer.echo(json.dumps(asdict(host), indent=2))
         raise typer.Exit(FAILED if host.problems else 0)

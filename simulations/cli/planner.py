@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 from simulations.report.notation import delta_text, number_text, plain_table
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def plan_command(
             )
         from simulations.planning.choices import advise
 
-        with console.status("Calibrating"):
+        with say_working("calibrating"):
             situation = _situation(asked.run, clients, records, labels, cost, agreement, like)
             advice = advise(situation)
     if as_json:
@@ -159,11 +160,12 @@ def _say_correlated(config: "RunConfig", clients: int | None, console: Console, 
         )
     privacy = config.privacy
     asked = (privacy.epsilon, privacy.delta, clients or config.clients, config.sampling_rate, config.rounds)
+    with say_working("calibrating"):
+        found = plain_prices(*asked) if as_json else page(*asked)
     if as_json:
-        typer.echo(json.dumps(plain_prices(*asked), indent=2))
-        return
-    with console.status("Calibrating"):
-        console.print(page(*asked))
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        console.print(found)
 
 
 def _plain(situation: "Situation", advice: "Advice") -> dict[str, Any]:

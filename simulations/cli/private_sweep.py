@@ -13,6 +13,7 @@ from privacy.randomness.tries import chance_of_at_most
 from server.config.load import ConfigError
 from server.run_folder.errors import CannotResume
 from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, refusals, say
+from simulations.cli.progress import PATIENCE, say_waiting, say_working
 from simulations.history.earlier import planned_costs, warn_together
 from simulations.preflight import Checked, check_candidates
 from simulations.report.budget import Cost
@@ -45,13 +46,13 @@ def private_sweep(
     """Say what it would cost, or run what is missing of it and release the best; ends the command where that fails."""
     console = table_console()
     with refusals(CannotResume):
-        with console.status("Calibrating candidates"):
+        with say_working("calibrating candidates"):
             plan, single, noise_of = check_candidates(cells, tries)
             warnings = _together(single, plan, folder)
         for warning in warnings:
             console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
         if dry_run:
-            with console.status("Calibrating the alternatives"):
+            with say_waiting("calibrating the alternatives", console, after=PATIENCE):
                 print_plan(console, cells, plan, single, noise_of)
             return
         sweep = PrivateSweep(name, folder, cells, plan)
@@ -60,7 +61,7 @@ def private_sweep(
         try:
             with (
                 end_on_signals(),
-                console.status("Tuning. How many candidates there are, and how they do, is not shown"),
+                say_working("tuning; how many candidates there are, and how they do, is not shown"),
             ):
                 sweep.run(jobs, plugins, lambda: None)
                 released, failures = sweep.release(), sweep.failures

@@ -24,13 +24,26 @@ from simulations.report.notation import duration_text, epsilon_text, is_drawable
 PLAIN_LINES = 60
 EVERY = 4.5
 """Seconds after which something is said again where there is no terminal to draw on; with a look, at most five."""
+PATIENCE = 2.5
+"""Seconds for which a command may be silent before it says what it does: a program takes a second or two to start."""
 LATER = 60
 """Once a run lasts longer, what it does is said again after this part of the time so far: a day is not 17,000 lines."""
 
 
 @contextmanager
-def say_waiting(text: str, console: Console) -> Iterator[None]:
-    """Say ``text`` at once and while the block lasts: a moving line on a terminal, else a line every few seconds."""
+def say_working(text: str) -> Iterator[None]:
+    """Say on standard error what a command does, if it takes long; what it prints itself comes after the block."""
+    with say_waiting(text, Console(stderr=True), after=PATIENCE):
+        yield
+
+
+@contextmanager
+def say_waiting(text: str, console: Console, *, after: float = 0.0) -> Iterator[None]:
+    """Say ``text`` while the block lasts: a moving line on a terminal, else a line every few seconds.
+
+    Args:
+        after: seconds before the first line, where there is no terminal.
+    """
     if is_drawable(console):
         with console.status(text):
             yield
@@ -38,6 +51,8 @@ def say_waiting(text: str, console: Console) -> Iterator[None]:
     began, over = time.monotonic(), threading.Event()
 
     def say() -> None:
+        if over.wait(after):
+            return
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         while not over.wait(EVERY):
             spent = f"{text} ({time.monotonic() - began:.0f} s)"

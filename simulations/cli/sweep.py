@@ -13,6 +13,7 @@ from server.config.load import ConfigError
 from server.run_folder.names import RESULTS_FILE
 from simulations.cli import completion
 from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, refusals, say
+from simulations.cli.progress import say_working
 from simulations.presets.load import named_file
 from simulations.report.notation import table_console
 from simulations.sweep.cells import choose_cells, count_cell, read_cells, sweep_files
@@ -94,7 +95,8 @@ def sweep_command(
         store = Store(name, folder, results or folder / RESULTS_FILE, every)
         missing = {cell.digest: cell for cell in reversed(cells) if cell.key not in store.done}
         todo = list(reversed(missing.values()))[:limit]
-        checked = check_cells(cells if dry_run else todo)
+        with say_working("checking the cells"):
+            checked = check_cells(cells if dry_run else todo)
         check_accounts([checked[cell.key] for cell in todo])
         warnings = _together([checked[cell.key] for cell in todo], output)
     console = Console(quiet=True) if as_json else table_console()

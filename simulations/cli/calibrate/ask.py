@@ -20,6 +20,7 @@ from server.config.schema import RunConfig
 from server.run_folder.names import ANSWERS_FILE, CLIENTS_FILE, LEDGER_FILE, QUESTION_FILE, write_config
 from simulations.cli.exits import FAILED, end_on_signals, fail, refusals
 from simulations.cli.federation.connection import ADDRESS, TRUST, Address, Trust, check_trust, control
+from simulations.cli.progress import say_working
 from simulations.engines.flower import RunFailed
 
 if TYPE_CHECKING:
@@ -91,13 +92,15 @@ def _ask_here(run: RunConfig, place: Path, target: "Target", consent: Consent, n
     from server.config.account import account_of
     from server.evaluation.statistics import answers, price_words
 
-    source, account = _of_node(run, node, target) if node else (_simulated(run), account_of(run))
+    with say_working("reading the records"):
+        source, account = _of_node(run, node, target) if node else (_simulated(run), account_of(run))
     question = price(source.population, run.unit, source.labels, target.epsilon, target.delta)
     if account is not None:
         with Account.open(*account) as held:
             held.check(question.commitment)
     consent(price_words(question))
-    mean = answer(source, question, place / LEDGER_FILE, account)
+    with say_working("asking"):
+        mean = answer(source, question, place / LEDGER_FILE, account)
     found = answers(question, mean, everyone=source.population == len(source))
     durable.write(place / ANSWERS_FILE, json.dumps(found, indent=2) + "\n")
 
@@ -173,7 +176,8 @@ def _ask_federation(run: RunConfig, place: Path, target: "Target", consent: Cons
     if not run.is_deployed:
         from simulations.engines.inprocess import run_inprocess
 
-        run_inprocess(run, place)
+        with say_working("asking all clients"):
+            run_inprocess(run, place)
         return
     from simulations.cli.federation.clients import names
     from simulations.cli.federation.following import hand_over, judge, stopped_if_interrupted, watch
@@ -184,7 +188,8 @@ def _ask_federation(run: RunConfig, place: Path, target: "Target", consent: Cons
         try:
             number = hand_over(superlink, place, {})
             with stopped_if_interrupted(superlink, number):
-                watch(superlink, number, run, place, quiet=True)
+                with say_working("asking the nodes"):
+                    watch(superlink, number, run, place, quiet=True)
             judge(superlink, number, place)
         except RunFailed as failure:
             fail(f"Nobody has answered: {failure}\n\nFolder: {place}", FAILED)

@@ -29,6 +29,7 @@ from simulations.cli.federation.following import (
     stopped_if_interrupted,
     watch,
 )
+from simulations.cli.progress import say_working
 from simulations.engines.flower import RunFailed
 from simulations.presets.load import configure
 
@@ -64,10 +65,11 @@ def deploy_command(
             config = configure(preset, [*(settings or []), *given], {}, Path.cwd())
             check_deployed(config)
             check_trust(ca)  # before the data are prepared
-            from simulations.preflight import check_accounts, check_and_rehearse
+            with say_working("checking settings, model and data"):
+                from simulations.preflight import check_accounts, check_and_rehearse
 
-            checked = check_and_rehearse(config)
-            check_accounts([checked])
+                checked = check_and_rehearse(config)
+                check_accounts([checked])
             folder = new_run_folder(config)
             write_config(folder, config)
             checked.hand_on(folder)

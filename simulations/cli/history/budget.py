@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from simulations.cli.exits import refusals, say_damaged
+from simulations.cli.progress import say_working
 from simulations.report.notation import delta_text, epsilon_text
 
 CAVEAT = (
@@ -29,7 +30,7 @@ def budget_command(
         from simulations.report.budget import Spending, spendings
 
         console = Console()
-        with console.status("Composing"):
+        with say_working("composing"):
             found = [(spending, spending.bound) for spending in spendings(run_folders(places or [Path("runs")]))]
     damaged = [run.damage for spending, _ in found for run in spending.runs if run.damage]
     if as_json:

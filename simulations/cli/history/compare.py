@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 from simulations.report.notation import table_console
 
 
@@ -16,7 +17,7 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="For programs; writes no page.")] = False,
 ) -> None:
     """Compare finished runs: a table with seeds and 95 % intervals, and a page with the curves."""
-    with refusals(ValueError):
+    with refusals(ValueError), say_working("comparing the runs"):
         from simulations.history.compare import compare_folders
         from simulations.history.compare_page import comparison_table, write_comparison
         from simulations.history.folders import run_folders
@@ -25,10 +26,10 @@ def compare_command(
         if not folders:
             raise ValueError(f"{', '.join(map(str, places))}: no run there has finished; there is nothing to compare")
         found = compare_folders(folders)
-        if as_json:
-            typer.echo(json.dumps(found.to_json(), indent=2))
-            return
-        page = write_comparison(found, output)
+        page = None if as_json else write_comparison(found, output)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+        return
     console = table_console()
     console.print(comparison_table(found))
     if found.unlike:

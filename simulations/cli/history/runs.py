@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from simulations.cli.exits import refusals, say_damaged
+from simulations.cli.progress import say_working
 from simulations.report.notation import epsilon_text, number_text, percent_text, plain_table, table_console
 
 _COLORS = {"completed": "green", "stopped-budget": "yellow", "running": "cyan", "preparing": "cyan"}
@@ -18,7 +19,7 @@ def runs_command(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """List runs: state, quality, what clients added, epsilon. A run whose process is gone is shown as interrupted."""
-    with refusals(ValueError):
+    with refusals(ValueError), say_working("reading the runs"):
         from simulations.history.folders import DAMAGED, overview, run_folders
 
         rows = overview(run_folders(places or [Path("runs")]))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 
 
 def statement_command(
@@ -23,7 +24,7 @@ def statement_command(
 
     Of a run that was audited, a second page in RUN/audit has what was measured beside the risks, for its owner alone.
     """
-    with refusals(ValueError):
+    with refusals(ValueError), say_working("writing the statement"):
         from simulations.history.statement import write_statement
 
         pages, said = write_statement(run_folder, prior, pdf=pdf)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from simulations.cli.exits import refusals, say
+from simulations.cli.progress import say_working
 
 
 def audit_command(
@@ -28,15 +29,17 @@ def audit_command(
     with refusals(ValueError):
         from server.evaluation.finished import read_finished
 
-        run = read_finished(run_folder)
-        from simulations.audit.findings import audit_run, write_findings
-        from simulations.audit.shadows import refuse_shadows, shadow_cost
+        with say_working("reading the run"):
+            run = read_finished(run_folder)
+            from simulations.audit.findings import audit_run, write_findings
+            from simulations.audit.shadows import refuse_shadows, shadow_cost
 
         if shadows:
             refuse_shadows(run, shadows)
             say(shadow_cost(run, shadows), style="yellow")
-        found = audit_run(run, records, shadows)
-        folder = write_findings(run_folder, found)
+        with say_working("attacking the run"):
+            found = audit_run(run, records, shadows)
+            folder = write_findings(run_folder, found)
     say(found["not_covered_by_the_guarantee"], style="yellow")
     typer.echo(json.dumps(found, indent=1) if as_json else f"{_table(found)}\naudit: {folder}")
 

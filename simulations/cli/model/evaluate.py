@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulations.cli.exits import refusals, say
+from simulations.cli.progress import say_working
 
 if TYPE_CHECKING:
     from client.data.records import Records
@@ -41,17 +42,17 @@ def evaluate_command(
 
     Perplexity, token accuracy and ROUGE-L of its answers; of a classifier its accuracy.
     """
-    with refusals(ValueError):
+    with refusals(ValueError), say_working("evaluating the adapter"):
         from server.evaluation.finished import read_finished
 
         run = read_finished(run_folder)
         if lm_eval:
             found = harness(run, [task.strip() for task in lm_eval.split(",") if task.strip()], limit)
         else:
-            if data is not None:
-                say(PUBLIC, style="dim")
             found = evaluate(run, data, limit)
-        typer.echo(json.dumps(found, indent=2) if as_json else _table(found))
+    if data is not None and not lm_eval:
+        say(PUBLIC, style="dim")
+    typer.echo(json.dumps(found, indent=2) if as_json else _table(found))
 
 
 def evaluate(run: "FinishedRun", data: Path | None, limit: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from privacy.errors import AccountRefused
 from server.run_folder.names import LEDGER_FILE
 from simulations.cli.calibrate.ask import agree
 from simulations.cli.exits import refusals, say
+from simulations.cli.progress import say_working
 
 
 def evolve_command(
@@ -58,36 +59,37 @@ def evolve_command(
             )
         if run.model.task != "causal-lm":
             raise ValueError(f"model.task = {run.model.task!r}: votes are for whole texts; set model.task=causal-lm")
-        from client.data.prepare import prepare
-        from client.record_level.preferred_texts import TEXTS, check_groups
-        from client.record_level.statistics import Source
-        from client.record_level.synthetic_texts import Synthesis
-        from privacy import checks
-        from server.config.account import account_of, check_account
-        from server.evaluation import evolution
-        from server.runs.assembly import data_spec
+        with say_working("reading the records"):
+            from client.data.prepare import prepare
+            from client.record_level.preferred_texts import TEXTS, check_groups
+            from client.record_level.statistics import Source
+            from client.record_level.synthetic_texts import Synthesis
+            from privacy import checks
+            from server.config.account import account_of, check_account
+            from server.evaluation import evolution
+            from server.runs.assembly import data_spec
 
-        checks.one_of(tuple(evolution.WAYS), method=method)
-        if method == "popri":
-            check_groups(samples)
-
-        synthesis = Synthesis(samples, run.model.max_length, tuple(openings.split("|")), form=form)
-        source = Source.of(prepare(data_spec(run)), run.privacy.unit, run.model.name)
-        price = evolution.price_votes(
-            source, run, epsilon, delta or run.privacy.delta, samples=samples, generations=generations,
-            votes=samples // TEXTS if method == "popri" else 1,
-        )  # fmt: skip
-        check_account(run, [price.commitment])
+            checks.one_of(tuple(evolution.WAYS), method=method)
+            if method == "popri":
+                check_groups(samples)
+            synthesis = Synthesis(samples, run.model.max_length, tuple(openings.split("|")), form=form)
+            source = Source.of(prepare(data_spec(run)), run.privacy.unit, run.model.name)
+            price = evolution.price_votes(
+                source, run, epsilon, delta or run.privacy.delta, samples=samples, generations=generations,
+                votes=samples // TEXTS if method == "popri" else 1,
+            )  # fmt: skip
+            check_account(run, [price.commitment])
         agree(price.price, yes=yes)
-        writer: evolution.Writer = (
-            evolution.preferring_writer(run, synthesis, price.noise)
-            if method == "popri"
-            else evolution.public_writer(run, synthesis)
-        )
-        embed = evolution.sentence_embedding()
-        durable.new_folder(place)
-        column, account = run.data.text_column, account_of(run)
-        file = evolution.evolve(source, price, writer, embed, place, column, run.model.name, account, say_plainly)
+        with say_working("writing texts and voting"):
+            writer: evolution.Writer = (
+                evolution.preferring_writer(run, synthesis, price.noise)
+                if method == "popri"
+                else evolution.public_writer(run, synthesis)
+            )
+            embed = evolution.sentence_embedding()
+            durable.new_folder(place)
+            column, account = run.data.text_column, account_of(run)
+            file = evolution.evolve(source, price, writer, embed, place, column, run.model.name, account, say_plainly)
     typer.echo(file)
 
 

@@ -16,6 +16,7 @@ import typer
 
 from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 
 if TYPE_CHECKING:
     from server.evaluation.exported import Form
@@ -41,20 +42,22 @@ def export_command(
     An adapter stays one unless --merged is given; a classifier becomes a model of sentence-transformers.
     """
     with refusals(ValueError):
-        from server.evaluation.finished import read_finished
+        with say_working("writing the model"):
+            from server.evaluation.finished import read_finished
 
-        run = read_finished(run_folder)
-        refuse_taken(folder)
-        converter = find_converter(run) if gguf else None
-        with replace_folder(folder) as draft:
-            form = export(run, draft, folder.resolve().name, merged=merged or gguf, converter=converter)
+            run = read_finished(run_folder)
+            refuse_taken(folder)
+            converter = find_converter(run) if gguf else None
+            with replace_folder(folder) as draft:
+                form = export(run, draft, folder.resolve().name, merged=merged or gguf, converter=converter)
         if not as_json:
             typer.echo(folder)
         address = None
         if push_to_hub:
-            from huggingface_hub import HfApi
+            with say_working("uploading it to the hub"):
+                from huggingface_hub import HfApi
 
-            address = push(folder, push_to_hub, HfApi())
+                address = push(folder, push_to_hub, HfApi())
             if not as_json:
                 typer.echo(address)
     if as_json:

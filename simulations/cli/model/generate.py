@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 
 if TYPE_CHECKING:
     from client.generation import Decoding
@@ -42,14 +43,15 @@ def generate_command(
     with refusals(ValueError):
         if as_json and not prompt:
             raise ValueError("--json needs --prompt: a chat on the terminal is for people")
-        from server.evaluation.finished import read_finished
+        with say_working("loading the model"):
+            from server.evaluation.finished import read_finished
 
-        run = read_finished(run_folder)
-        refuse_what_writes_nothing(run, system)
-        from client.generation import Decoding
+            run = read_finished(run_folder)
+            refuse_what_writes_nothing(run, system)
+            from client.generation import Decoding
 
-        decoding = Decoding(longest=tokens or run.most_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        writer = Writer.of(run, decoding, system, adapted=not base)
+            decoding = Decoding(longest=tokens or run.most_tokens, temperature=temperature, top_p=top_p, seed=seed)
+            writer = Writer.of(run, decoding, system, adapted=not base)
         if not prompt:
             chat(writer, _asked, lambda text: typer.echo(text, nl=False))
             return
@@ -57,7 +59,8 @@ def generate_command(
         for number, text in enumerate(prompt):
             if len(prompt) > 1 and not as_json:
                 typer.echo(f"{chr(10) if number else ''}> {text}")
-            answers.append({"prompt": text, "answer": writer.answer(text)})
+            with say_working("writing the answer"):
+                answers.append({"prompt": text, "answer": writer.answer(text)})
             writer.reset()
             if not as_json:
                 typer.echo(answers[-1]["answer"])

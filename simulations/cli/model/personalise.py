@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from privacy import durable
 from privacy.errors import AccountRefused
@@ -14,7 +13,7 @@ from server.run_folder.names import LEDGER_FILE, STAMP_FILE, shell_quoted
 from simulations.cli.calibrate.ask import agree
 from simulations.cli.exits import refusals, say
 from simulations.cli.model.evaluate import read_records
-from simulations.cli.progress import say_waiting
+from simulations.cli.progress import say_working
 
 if TYPE_CHECKING:
     from client.engine.local_training import LocalTraining
@@ -82,12 +81,12 @@ def train_own(run: "FinishedRun", data: Path, place: Path, local: "LocalTraining
     """
     if place.exists():
         raise ValueError(f"{place} exists; give a new folder: nothing is overwritten")
-    records = read_records(run, data)
-    from client.models.lora import read_spec, save_peft
-    from server.evaluation.personal import personalise
+    with say_working("training on your records"):
+        from client.models.lora import read_spec, save_peft
+        from server.evaluation.personal import personalise
 
-    engine, adapter = run.engine()
-    with say_waiting("training on your records", Console(stderr=True)):
+        records = read_records(run, data)
+        engine, adapter = run.engine()
         found = personalise(engine, adapter, records, local)
     durable.new_folder(place)
     shutil.copytree(run.adapter, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("README.md", "privacy.json"))
@@ -117,18 +116,19 @@ def ask(run: "FinishedRun", place: Path, local: "LocalTraining", epsilon: float,
         raise ValueError("--measure asks the clients of a simulation (privacy.unit = 'client', records on this host)")
     if (place / LEDGER_FILE).exists():
         raise ValueError(f"{place / LEDGER_FILE}: its answer was paid for and lost; --folder OTHER asks and pays again")
-    from client.data.prepare import prepare
-    from server.config.account import account_of, check_account
-    from server.evaluation.personal import ask_gain, price_gain
-    from server.runs.assembly import data_spec
+    with say_working("reading the records"):
+        from client.data.prepare import prepare
+        from server.config.account import account_of, check_account
+        from server.evaluation.personal import ask_gain, price_gain
+        from server.runs.assembly import data_spec
 
-    prepared = prepare(data_spec(config))
+        prepared = prepare(data_spec(config))
     question = price_gain(prepared.num_clients, epsilon, config.privacy.delta, bound)
     check_account(config, [question.commitment])
     agree(question.price, yes=yes)
-    engine, adapter = run.engine()
-    durable.new_folder(place)
-    with say_waiting("training every client on its own records", Console(stderr=True)):
+    with say_working("training every client on its own records"):
+        engine, adapter = run.engine()
+        durable.new_folder(place)
         found = ask_gain(engine, adapter, prepared, local, question, place / LEDGER_FILE, account_of(config))
     durable.write(place / ANSWER_FILE, json.dumps(found, indent=2) + "\n")
     say(f"Its ledger: {shell_quoted(place / LEDGER_FILE)}", style="dim")

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 from simulations.report.notation import percent_text, plain_table
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def predict_command(
 ) -> None:
     """Classify texts with a run's adapter."""
     with refusals(ValueError):
-        from server.evaluation.finished import read_finished
-
-        run = read_finished(run_folder)
         asked = texts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-        found = predictions(run, asked, pair or [])
+        with say_working("classifying"):
+            from server.evaluation.finished import read_finished
+
+            found = predictions(read_finished(run_folder), asked, pair or [])
     for text, classes in zip(asked, found, strict=True):
         best = classes[:top]
         if as_json:

@@ -7,6 +7,7 @@ import typer
 
 from simulations.cli.exits import refusals
 from simulations.cli.model.export import refuse_taken, replace_folder
+from simulations.cli.progress import say_working
 
 
 def publish_command(
@@ -14,7 +15,7 @@ def publish_command(
     folder: Annotated[Path, typer.Argument(help="Where to write it: a new or an empty folder.")],
 ) -> None:
     """Copy what the guarantee covers, and nothing that tells more, into a folder that others can verify."""
-    with refusals(ValueError):
+    with refusals(ValueError), say_working("writing the copy"):
         from server.evaluation.finished import read_finished
         from server.evaluation.published import publish
 
@@ -22,4 +23,4 @@ def publish_command(
         refuse_taken(folder)
         with replace_folder(folder) as draft:
             publish(run, draft)
-        typer.echo(folder)
+    typer.echo(folder)

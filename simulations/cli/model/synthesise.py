@@ -1,7 +1,6 @@
 """``lacquer synthesise``: texts that a run's model writes, with the guarantee of the run."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from simulations.cli.exits import refusals, say
+from simulations.cli.progress import say_working
 from simulations.report.notation import is_drawable
 
 
@@ -60,13 +60,14 @@ def synthesise_command(
             else:
                 console.print(text, markup=False, highlight=False)
 
-        with status or nullcontext():
+        with status or say_working("writing texts"):
             file = synthesise(run, asked, place, begin, tell)
         found = None
         if check:
             from simulations.audit.near_copies import near_copies, read_texts, write_near_copies
 
-            found = near_copies(run, read_texts(run, file))
+            with say_working("looking for near-copies"):
+                found = near_copies(run, read_texts(run, file))
             say(f"{found.sentence}\nFor the owner alone: {write_near_copies(run_folder, found)}", style="yellow")
     if as_json:
         typer.echo(json.dumps({"texts": str(file), "count": count, "near_copies": None if not found else vars(found)}))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 
 
 def data_command(
@@ -35,7 +36,8 @@ def data_command(
             lines = [commands[name]] if name else [f"{one:<14} {fetch}" for one, fetch in commands.items()]
             typer.echo(json.dumps(commands, indent=2) if as_json else "\n".join(lines))
             return
-        written = convert(name, source, folder)
+        with say_working("writing the files"):
+            written = convert(name, source, folder)
     if as_json:
         typer.echo(json.dumps({str(file): rows for file, rows in written.items()}, indent=2))
         return

@@ -7,6 +7,7 @@ import typer
 
 from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals
+from simulations.cli.progress import say_working
 
 
 def init_command(
@@ -41,9 +42,10 @@ def init_command(
             return
         if not target.is_file():
             raise ValueError(f"{target}: there is no such file")
-        found = look(target, {"text": text, "label": label, "client": client, "columns": columns})
-        content = data_template(found, path.parent, look_at_public(public, found) if public else None)
-        seen = list(describe_records(found, content))
+        with say_working("reading the records"):
+            found = look(target, {"text": text, "label": label, "client": client, "columns": columns})
+            content = data_template(found, path.parent, look_at_public(public, found) if public else None)
+            seen = list(describe_records(found, content))
         path.write_text(content, encoding="utf-8")
     typer.echo(f"{target}: {found.rows:,} rows, {found.task}")
     for note in [*found.notes, *seen]:

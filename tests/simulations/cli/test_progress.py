@@ -1,5 +1,6 @@
 """The terminal display: what it prints from recorded runs, on terminals and elsewhere."""
 
+import inspect
 import io
 import re
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.spinner import Spinner
+from typer.testing import CliRunner
 
 from server.config.schema import RunConfig
 from server.run_folder.round_record import Presence
 from server.run_folder.telemetry import Status, Telemetry
+from simulations.cli import progress
+from simulations.cli.app import app
 from simulations.cli.live_display import Snapshot, display
 from simulations.cli.progress import PlainLines, follow, round_line
 from tests.cases.recorded_runs import recorded_metrics
@@ -173,3 +177,57 @@ def test_a_dumb_terminal_gets_plain_lines(
     console, stream = terminal()
     follow(record_run(ledger=False), run_config, lambda: False, console=console)
     assert stream.getvalue().startswith("before round 1  accuracy")
+
+
+SPEAKS_OTHERWISE = {
+    "resume": "follows the run as `run` does",
+    "follow": "shows the run",
+    "logs": "shows the log as it comes",
+    "stop": "one request, with its own limit of time",
+    "track": "one line a record that is sent",
+    "presets": "reads small files of the package",
+    "config": "reads one small file",
+    "certificates": "makes a few keys",
+    "identity": "makes one key",
+    "federation": "writes a few files",
+    "admit": "one request",
+    "expel": "one request",
+    "clients": "one request",
+}
+"""Commands that need no line for their waiting, and why."""
+
+
+def test_every_command_that_may_last_says_what_it_does() -> None:
+    silent = set()
+    for command in app.registered_commands:
+        assert command.callback is not None
+        source = inspect.getsource(command.callback)
+        helpers = inspect.getsource(inspect.getmodule(command.callback))  # type: ignore[arg-type]
+        if "say_working(" not in source + helpers and "say_waiting(" not in source + helpers:
+            silent.add(command.name)
+    assert silent == {name for name in SPEAKS_OTHERWISE if name != "resume"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["doctor", "--json"], "looking at this host"),
+        (["init", "own.csv"], "reading the records"),
+        (["runs", "--json"], "reading the runs"),
+        (["budget", "--json"], "composing"),
+    ],
+)
+def test_a_command_that_lasts_speaks_on_standard_error_alone(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    rows = [f'"word {number} of text",{"yes" if number % 2 else "no"},p{number // 3}' for number in range(300)]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label,person", *rows]) + "\n")
+    quick = CliRunner().invoke(app, words)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    (tmp_path / "own.toml").unlink(missing_ok=True)
+    slow = CliRunner().invoke(app, words)
+    assert quick.exit_code == slow.exit_code, slow.output
+    assert said in slow.stderr
+    assert re.sub(r"[\d.]+", "N", slow.stdout) == re.sub(r"[\d.]+", "N", quick.stdout)
