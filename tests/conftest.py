@@ -5,6 +5,7 @@ Nothing of ours is imported here: pytest reads this file before jaxtyping's impo
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +39,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(tier)
         if config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else item.path.name))
+
+
+@pytest.fixture(autouse=True)
+def patient_commands(monkeypatch):
+    """Let no command of a busy machine say that it is still at work, for tests read its output."""
+    if progress := sys.modules.get("simulations.cli.progress"):
+        monkeypatch.setattr(progress, "PATIENCE", 3600.0)
 
 
 @pytest.fixture

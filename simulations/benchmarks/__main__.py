@@ -42,6 +42,7 @@ BENCHMARKS = {
     "planning.worth": "what private training adds to public records, of what training without noise adds",
     "planning.synthetic": "what synthetic texts of a private run are worth to train on",
     "planning.preference": "what clients teach about pairs of E2E sentences, each client protected",
+    "planning.further": "what going on from an adapter, the best round, local heads and votes on texts bring",
     "planning.validation": "whether what `lacquer plan` predicts is what runs came to",
     "lacquer_small.train": "train the base model lacquer-small",
     "lacquer_small.package": "put a trained lacquer-small into the package, with its card",

@@ -13,7 +13,7 @@ from privacy.randomness.tries import chance_of_at_most
 from server.config.load import ConfigError
 from server.run_folder.errors import CannotResume
 from simulations.cli.exits import FAILED, INTERRUPTED, end_on_signals, refusals, say
-from simulations.cli.progress import PATIENCE, say_waiting, say_working
+from simulations.cli.progress import say_working
 from simulations.history.earlier import planned_costs, warn_together
 from simulations.preflight import Checked, check_candidates
 from simulations.report.budget import Cost
@@ -52,7 +52,7 @@ def private_sweep(
         for warning in warnings:
             console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
         if dry_run:
-            with say_waiting("calibrating the alternatives", console, after=PATIENCE):
+            with say_working("calibrating the alternatives", console):
                 print_plan(console, cells, plan, single, noise_of)
             return
         sweep = PrivateSweep(name, folder, cells, plan)

@@ -31,9 +31,13 @@ LATER = 60
 
 
 @contextmanager
-def say_working(text: str) -> Iterator[None]:
-    """Say on standard error what a command does, if it takes long; what it prints itself comes after the block."""
-    with say_waiting(text, Console(stderr=True), after=PATIENCE):
+def say_working(text: str, console: Console | None = None) -> Iterator[None]:
+    """Say what a command does, if it takes long. What it prints elsewhere than there comes after the block.
+
+    Args:
+        console: default standard error.
+    """
+    with say_waiting(text, console or Console(stderr=True), after=PATIENCE):
         yield
 
 

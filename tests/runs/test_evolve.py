@@ -1,5 +1,6 @@
 """Private Evolution: votes are bounded and a unit's own, paid before noise is drawn, and move texts to private ones."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from client.record_level.preferred_texts import preferred_pairs
 from client.record_level.statistics import Source
 from client.record_level.synthetic_texts import Synthesis
 from privacy.accountants import epsilon
+from privacy.audit.two_world import TwoWorldAudit, two_world
 from privacy.ledger.ledger import Ledger
 from server.config.load import parse
 from server.evaluation import evolution
@@ -94,6 +96,41 @@ def test_counts_carry_the_noise_that_was_paid_for(tmp_path: Path) -> None:
     others = counts[:, [i for i in range(50) if i != 3]]
     assert counts[:, 3].mean() == pytest.approx(UNITS, abs=5 * price.noise_multiplier / 40**0.5)
     assert others.std() == pytest.approx(price.noise_multiplier, rel=0.07)
+
+
+def audit_of_votes(folder: Path, votes: int) -> TwoWorldAudit:
+    """Try to tell from noisy counts whether one more unit has voted, all its votes for the first texts."""
+    source, numbers = source_of(["b"] * (UNITS + 1)), itertools.count()
+    price = price_votes(source, config(), 8.0, 1e-4, samples=SAMPLES, generations=1, votes=votes)
+    price = replace(price, threshold=-1e9)
+
+    def release(rows: torch.Tensor) -> torch.Tensor:
+        stops = source.starts + (np.arange(UNITS + 1) < len(rows))  # a unit that is not there has no record
+        there = replace(source, stops=stops)
+        chosen = np.resize(rows.long().numpy(), (UNITS + 1, votes))
+        with Ledger.create(folder / f"{next(numbers)}.jsonl", price.commitment) as ledger:
+            return evolution._released(there, price, chosen, ledger, 0)
+
+    others = torch.arange(UNITS * votes).reshape(UNITS, votes) % SAMPLES
+    towards = torch.zeros(SAMPLES, dtype=torch.float64)
+    towards[:votes] = 1.0
+    z = price.noise_multiplier
+    return two_world(
+        release, others, torch.arange(votes), noise_multiplier=z, direction=towards, repetitions=300, alpha=1e-6
+    )
+
+
+@pytest.mark.parametrize("votes", [1, 4])
+def test_nobody_can_tell_a_voter_better_than_was_paid_for(votes: int, tmp_path: Path) -> None:
+    found = audit_of_votes(tmp_path, votes)
+    assert found.passed, found
+    assert found.mu_estimate == pytest.approx(found.claimed_mu, rel=0.25), "as visible as the guarantee allows"
+
+
+def test_a_unit_that_votes_twice_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = evolution.contribute
+    monkeypatch.setattr(evolution, "contribute", lambda *given: once(*given) + once(*given))
+    assert not audit_of_votes(tmp_path, 1).passed
 
 
 def test_records_vote_behind_every_prompt_with_votes_that_together_weigh_one() -> None:

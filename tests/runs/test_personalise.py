@@ -1,9 +1,11 @@
 """Personalisation: it helps a client whose records differ, nothing of it leaves, the statistic is bounded and paid."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from client.data.prepare import prepare
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
+from privacy.audit.two_world import TwoWorldAudit, two_world
 from privacy.ledger.ledger import Ledger
 from server.evaluation import personal
 from server.evaluation.finished import read_finished
@@ -118,6 +121,40 @@ def test_the_answer_is_the_mean_with_the_noise_that_was_charged(simulation: Path
     within = [one["gain"]["within"] for one in found]
     assert np.mean(within) == pytest.approx(1.96 * question.noise_multiplier * 3**0.5 / exact[2], rel=0.3)
     assert len(Ledger.open(tmp_path / "0.jsonl", read_only=True).charges) == 1
+
+
+def audit_of_the_question(folder: Path, monkeypatch: pytest.MonkeyPatch, told_by: int = 0) -> TwoWorldAudit:
+    """Try to tell from the answers whether one more client, whose loss falls as far as counts, was asked.
+
+    Args:
+        told_by: other clients whose rows are then those of that client: a fault.
+    """
+    question, numbers = price_gain(8, 12.0, 1e-3, 1.0), itertools.count()
+
+    def release(rows: torch.Tensor) -> torch.Tensor:
+        all_rows = np.zeros((8, 3))  # a client that is not there has no record
+        all_rows[: len(rows)] = rows.numpy()
+        all_rows[:told_by] = all_rows[-1]
+        monkeypatch.setattr(personal, "gain_rows", lambda *_: all_rows)
+        data: Any = SimpleNamespace(num_clients=8, client=lambda number: number)
+        engine: Any = None  # the rows, whose training is long, are given
+        found = ask_gain(engine, torch.zeros(1), data, LOCAL, question, folder / f"{next(numbers)}.jsonl")
+        counted = found["clients"]
+        return torch.tensor([found["gain"]["value"] * counted, found["share_that_gains"]["value"] * counted, counted])
+
+    others, extreme = torch.tensor([[0.1, 1.0, 1.0]] * 7), torch.ones(3)
+    z = question.noise_multiplier
+    return two_world(release, others, extreme, noise_multiplier=z, repetitions=300, alpha=1e-6)
+
+
+def test_nobody_can_tell_a_client_better_than_was_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = audit_of_the_question(tmp_path, monkeypatch)
+    assert found.passed, found
+    assert found.mu_estimate == pytest.approx(found.claimed_mu, rel=0.25), "as visible as the guarantee allows"
+
+
+def test_rows_that_tell_of_other_clients_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not audit_of_the_question(tmp_path, monkeypatch, told_by=3).passed
 
 
 def test_nothing_is_released_before_it_is_charged(
