@@ -11,6 +11,7 @@ import typer
 
 from server.run_folder.names import shell_quoted
 from simulations.cli.exits import refusals, say
+from simulations.cli.progress import say_working
 
 PATIENCE = 60.0
 """Seconds for which the end of a run waits for its tracker."""
@@ -22,7 +23,7 @@ def track_command(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Send a run to an experiment tracker: settings, released values, results. Follows one that is at work."""
-    with refusals(ValueError):
+    with refusals(ValueError), say_working("sending what the run releases"):
         from simulations.history.trackers import track
 
         told = track(run_folder.resolve(), to)

@@ -184,7 +184,6 @@ SPEAKS_OTHERWISE = {
     "follow": "shows the run",
     "logs": "shows the log as it comes",
     "stop": "one request, with its own limit of time",
-    "track": "one line a record that is sent",
     "presets": "reads small files of the package",
     "config": "reads one small file",
     "certificates": "makes a few keys",
