@@ -6,13 +6,14 @@ Run: `python -m simulations.benchmarks planning.further FOLDER`, where FOLDER ho
     going on   the roles of Shakespeare's plays in two halves, by a hash of their names. Does the second half, at
                epsilon 4, end with a lower test loss from the adapter of the first half's run, also at epsilon 4, than
                from the base model? Each person is in one run, and pays once.
-    best       the second half from the base model with a server rate three times as large: what does
+    best       the second half from the base model with a server rate ten times as large: what does
                ``evaluation.keep = "best"`` give on test records, beside the last round?
     heads      CLINC150, labels of clients skewed (Dirichlet 0.1), epsilon 4. 200 clients train on, on their own
                records, from the public start, which needs no privacy, from a run with one head for all, and from one
                with local heads; they are judged on test records of their own labels.
-    votes      14,000 people vote with one utterance to an assistant each, at epsilon 4. lacquer-small is trained on 400
-               texts of SmolLM2: without votes, of Aug-PE, of POPri; what perplexity do real test utterances have?
+    votes      14,000 people vote with one utterance to an assistant each, at epsilon 4. The writer is
+               lacquer-small after ten passes over 300 public utterances. lacquer-small itself is then trained on 1,000
+               of its texts: without votes, of Aug-PE, of POPri; what perplexity do real test utterances have?
 """
 
 import hashlib
@@ -37,7 +38,8 @@ from client.data.tokenise import tokenise
 from client.engine.engine import Engine, build_engine
 from client.engine.local_training import LocalTraining
 from client.models.base import load_base
-from client.models.lora import LoraSpec, adapter_layout, initial_adapter
+from client.models.export import write_language_model
+from client.models.lora import LoraSpec, adapter_layout, initial_adapter, merge_adapter
 from client.models.tasks import make_task
 from client.record_level.preferred_texts import TEXTS
 from client.record_level.statistics import Source
@@ -54,10 +56,11 @@ from server.runs.public_data import public_start
 from simulations.benchmarks.harness.markdown import Columns, Row, grouped, mean_text, provenance, table
 from simulations.benchmarks.harness.results import say, write
 from simulations.engines.inprocess import run_inprocess
+from simulations.presets.asked import Asked, count_clients
 from simulations.presets.load import preset_files
 
 ROLES: dict[str, Any] = {
-    "rounds": 15, "clients": 0, "sampling-rate": 0.05, "privacy.epsilon": 4.0, "privacy.delta": 1e-4,
+    "rounds": 15, "clients": 0, "sampling-rate": 0.1, "privacy.epsilon": 4.0, "privacy.delta": 1e-4,
     "strategy.controller": "fixed", "strategy.controller-options": {"clip-norm": 0.3},
     "strategy.optimizer": "fedadam", "strategy.optimizer-options": {"learning-rate": 0.01},
     "strategy.aggregation": "ffa", "model.name": "lacquer-small", "model.task": "causal-lm",
@@ -68,8 +71,8 @@ ROLES: dict[str, Any] = {
 }  # fmt: skip
 """The recipe of docs/results/personal.md."""
 FIRST, FROM_BASE = "first half, from the base model", "second half, from the base model"
-LAST, BEST = "second half, rate times three, last round", "second half, rate times three, best round"
-LARGE_RATE = {"strategy.optimizer-options": {"learning-rate": 0.03}}
+LAST, BEST = "rate times ten, last round", "rate times ten, best round"
+LARGE_RATE = {"strategy.optimizer-options": {"learning-rate": 0.1}}
 HEADS: dict[str, Any] = {
     "data.dirichlet-alpha": 0.1, "public.warm-start-epochs": 10, "public.warm-start-factors": "both",
     "model.max-length": 32,
@@ -81,7 +84,8 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
 OWN = LocalTraining(optimizer="adamw", learning_rate=0.005, batch_size=8, epochs=5)
 CLIENTS, FURTHER = 200, 20
 """Clients that train on alone, and test records that judge each of them."""
-TEXTS_ASKED, GENERATIONS, LONGEST = 400, 4, 32
+TEXTS_ASKED, GENERATIONS, LONGEST = 1000, 4, 32
+SPEC = LoraSpec(8, 16.0, ("q_proj", "v_proj"))
 OPENINGS = ("Can you", "What is", "How do I", "I want to", "Please", "Tell me")
 """Public beginnings of what people say to an assistant."""
 
@@ -90,13 +94,13 @@ def main(
     folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the data sets.")],
     output: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs/further"),
     seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 3,
-    parts: Annotated[str, typer.Option(help="Of going-on, heads and votes, separated by commas.")] = "",
+    parts: Annotated[str, typer.Option(help="Of going-on, best, heads and votes, separated by commas.")] = "",
 ) -> None:
     """Run what is missing, note each row in OUTPUT/rows, then write simulations/benchmarks/results/further.json."""
     torch.set_num_threads(1)
     data, place = folder.resolve(), output.resolve()
     (place / "rows").mkdir(parents=True, exist_ok=True)
-    ways = {"going-on": go_on, "heads": train_heads, "votes": vote}
+    ways = {"going-on": go_on, "best": keep_best, "heads": train_heads, "votes": vote}
     for part in parts.split(",") if parts else ways:
         for seed in range(seeds):
             note = place / "rows" / f"{part}-{seed}.json"
@@ -115,12 +119,13 @@ def finished(place: Path, base: str | None, settings: Mapping[str, Any]) -> Fini
         place.mkdir(parents=True)
         own = {"engine.kind": "inprocess", "engine.workers": 1}
         table = read(preset_files()[base]) if base else {}
-        run_inprocess(parse(with_overrides(table, {**settings, **own})), place)
+        config = parse(with_overrides(table, {**settings, **own}))
+        run_inprocess(count_clients(Asked(config)).run, place)
     return read_finished(place)
 
 
 def go_on(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """The second half of the roles, from the first half's adapter and without it; the best round at a large rate."""
+    """The second half of the roles, from the first half's adapter and without it."""
     first, second = (_half(data / "shakespeare_roles" / "all.parquet", place, number) for number in (0, 1))
     earlier = finished(place / f"first-{seed}", None, {**ROLES, "seed": seed, "data.source": f"parquet:{first}"})
     yield {"way": FIRST, **_measured(earlier)}
@@ -128,10 +133,16 @@ def go_on(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
     for way, name, more in (
         (FROM_BASE, "alone", {}),
         ("second half, from the first half's adapter", "from", {"model.adapter": str(earlier.folder)}),
-        (LAST, "last", LARGE_RATE),
-        (BEST, "best", {**LARGE_RATE, "evaluation.keep": "best"}),
     ):
         yield {"way": way, **_measured(finished(place / f"{name}-{seed}", None, {**later, **more}))}
+
+
+def keep_best(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """The second half of the roles at a rate that is too large, its last round and its best."""
+    second = _half(data / "shakespeare_roles" / "all.parquet", place, 1)
+    run = {**ROLES, **LARGE_RATE, "seed": seed, "data.source": f"parquet:{second}"}
+    for way, name in ((LAST, "last"), (BEST, "best")):
+        yield {"way": way, **_measured(finished(place / f"{name}-{seed}", None, {**run, "evaluation.keep": name}))}
 
 
 def _half(whole: Path, place: Path, number: int) -> Path:
@@ -191,7 +202,8 @@ def _own_accuracy(engine: Engine, adapter: Tensor, data: PreparedData, seed: int
 def vote(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
     """Perplexity of test utterances under a model that was trained on synthetic ones, by each way to make them."""
     config = parse(with_overrides({}, {
-        "clients": 14000, "model.name": "smollm2", "model.task": "causal-lm", "model.max-length": LONGEST,
+        "clients": 14000, "model.name": str(_public_writer(data, place)), "model.targets": "q_proj,v_proj",
+        "model.task": "causal-lm", "model.max-length": LONGEST,
         "data.source": f"parquet:{data / 'clinc150' / 'train.parquet'}", "data.text-column": "text", "seed": seed,
         "data.test-source": f"parquet:{data / 'clinc150' / 'test.parquet'}", "data.train-records": 14000,
         "data.partition": "iid", "data.validation-records": 100, "data.test-limit": 1000,
@@ -199,6 +211,8 @@ def vote(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
     }))  # fmt: skip
     test = pq.read_table(data / "clinc150" / "test.parquet")["text"].to_pylist()[:1000]
     synthesis = Synthesis(TEXTS_ASKED, LONGEST, OPENINGS, form="continuation")
+    loss = _loss_after(_public(data), test, seed)
+    yield {"way": "the 300 public utterances", "epsilon": 0.0, "test_loss": loss}
     writer = evolution.public_writer(config, synthesis)
     first = evolution._decoded(writer.synthesiser.tokenizer, writer.first())
     loss = _loss_after(first, test, seed)
@@ -211,6 +225,21 @@ def vote(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
     chosen = simulation_generator(seed, "further-real").choice(len(real), size=TEXTS_ASKED, replace=False)
     loss = _loss_after([real[i] for i in chosen], test, seed)
     yield {"way": "as many private records, no guarantee", "epsilon": None, "test_loss": loss}
+
+
+def _public(data: Path) -> list[str]:
+    texts: list[str] = pq.read_table(data / "clinc150" / "validation.parquet")["text"].to_pylist()
+    return texts[:: len(texts) // 300][:300]
+
+
+def _public_writer(data: Path, place: Path) -> Path:
+    """Write a model that public utterances have taught to write such, as a folder of transformers, once."""
+    folder = place / "writer"
+    if not folder.is_dir():
+        _, vector = _trained(_public(data), 10, 0)
+        model, tokenizer = load_base("lacquer-small", "causal-lm")
+        write_language_model(merge_adapter(model, SPEC, vector), tokenizer, "causal-lm", folder)
+    return folder
 
 
 def _voted(config: RunConfig, synthesis: Synthesis, method: str, place: Path) -> list[str]:
@@ -232,22 +261,26 @@ def _voted(config: RunConfig, synthesis: Synthesis, method: str, place: Path) ->
 
 def _loss_after(texts: list[str], test: list[str], seed: int) -> float:
     """Mean loss of a token of real test texts after lacquer-small was trained on texts."""
-    model, tokenizer = load_base("lacquer-small", "causal-lm")
+    engine, vector = _trained([text for text in texts if text.strip()], 5, seed)
+    return float(engine.evaluate(vector, _records(test)).loss)
 
-    def records(some: list[str]) -> Records:
-        return tokenise(Texts(some), None, tokenizer, "causal-lm", LONGEST).records
 
-    spec = LoraSpec(8, 16.0, ("q_proj", "v_proj"))
-    start = initial_adapter(adapter_layout(model, spec), model, seed)
-    engine = build_engine(model, spec, make_task("causal-lm"), precision="fp32")
-    local = LocalTraining(optimizer="adamw", learning_rate=0.005, batch_size=16, epochs=5)
-    (change,) = engine.train_all(start, [records([text for text in texts if text.strip()])], local, [seed])
-    return float(engine.evaluate(start + change, records(test)).loss)
+def _trained(texts: list[str], epochs: int, seed: int) -> tuple[Engine, Tensor]:
+    model, _ = load_base("lacquer-small", "causal-lm")
+    start = initial_adapter(adapter_layout(model, SPEC), model, seed)
+    engine = build_engine(model, SPEC, make_task("causal-lm"), precision="fp32")
+    local = LocalTraining(optimizer="adamw", learning_rate=0.005, batch_size=16, epochs=epochs)
+    (change,) = engine.train_all(start, [_records(texts)], local, [seed])
+    return engine, start + change
+
+
+def _records(texts: list[str]) -> Records:
+    return tokenise(Texts(texts), None, load_base("lacquer-small", "causal-lm")[1], "causal-lm", LONGEST).records
 
 
 def going_on(results: Row) -> str:
     """One table: perplexities of the halves, and how much each run beats the second half's from the base model."""
-    rows = [row for row in results["rows"] if row["part"] == "going-on"]
+    rows = [row for part in ("going-on", "best") for row in results["rows"] if row["part"] == part]
     alone = {row["seed"]: row["test_loss"] for row in rows if row["way"] == FROM_BASE}
     last = {row["seed"]: row["test_loss"] for row in rows if row["way"] == LAST}
 
