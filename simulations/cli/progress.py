@@ -26,7 +26,7 @@ EVERY = 4.5
 """Seconds after which something is said again where there is no terminal to draw on; with a look, at most five."""
 PATIENCE = 2.5
 """Seconds for which a command may be silent before it says what it does: a program takes a second or two to start."""
-LATER = 60
+LATER = 800
 """Once a run lasts longer, what it does is said again after this part of the time so far: a day is not 17,000 lines."""
 
 
@@ -58,8 +58,8 @@ def say_waiting(text: str, console: Console, *, after: float = 0.0) -> Iterator[
         if over.wait(after):
             return
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-        while not over.wait(EVERY):
-            spent = f"{text} ({time.monotonic() - began:.0f} s)"
+        while not over.wait(max(EVERY, (time.monotonic() - began) / LATER)):
+            spent = f"{text} ({duration_text(time.monotonic() - began)})"
             console.print(spent, markup=False, highlight=False, soft_wrap=True)
 
     thread = threading.Thread(target=say, name="waiting", daemon=True)
@@ -144,7 +144,7 @@ class _Files:
 class PlainLines:
     """A printer of what is new since the last look, in at most about sixty lines for the rounds.
 
-    Where nothing is new, what the run does is said again within five seconds in its first five minutes, then more and
+    Where nothing is new, what the run does is said again within five seconds in its first hour, then more and
     more rarely.
     """
 
