@@ -65,7 +65,7 @@ MEASURED = {
     "fedadamw": ("No verdict of its own.", "dp-adam-ac.md"),
     "fedavg": ("No verdict of its own.", "comparisons.md"),
     "fedavgm": ("No verdict of its own.", "comparisons.md"),
-    "local-heads": ("Not compared: its clients' own answers are not those of the released adapter.", "comparisons.md"),
+    "local-heads": ("Not better than one head for all, in one run on skewed labels.", "results/further.md"),
     **dict.fromkeys(("fedex", "flora", "fedgsa"), (NO_CHOICE_OF_SITES, "comparisons.md")),
     **dict.fromkeys(("plain", "ffa", "rolora", "fedsvd", "dp-dylora", "zero-pad"), (NO_CHOICE, "comparisons.md")),
 }

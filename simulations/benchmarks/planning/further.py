@@ -306,7 +306,10 @@ def own_heads(results: Row) -> str:
         "from": lambda row: row["way"],
         "ε": lambda row: f"{row['rows'][0]['epsilon']:.2f}" if row["rows"][0]["epsilon"] else "none is needed",
         "accuracy": lambda row: mean_text([100 * one["before"] for one in row["rows"]]) + " %",
-        "after training alone": lambda row: mean_text([100 * one["alone"] for one in row["rows"]]) + " %",
+        "after training alone": lambda row: (
+            f"{mean_text([100 * one['alone'] for one in row['rows']])} % "
+            f"(one seed's clients: ± {196 * row['rows'][0]['alone_error']:.1f})"
+        ),
         "seeds": lambda row: str(len(row["rows"])),
     }
     return table(_ways([row for row in results["rows"] if row["part"] == "heads"]), columns) + provenance(results)
