@@ -1,7 +1,7 @@
 """What comes after a first run: going on from its adapter, its best round, heads of one's own, texts by votes.
 
 Run: `python -m simulations.benchmarks planning.further FOLDER`, where FOLDER holds ``shakespeare_roles`` and
-``clinc150``. Two hours of one core; what is done is skipped. Asked before the runs, three seeds each, nothing tuned:
+``clinc150``. Two hours of one core; what is done is skipped. Asked before the runs, three seeds each:
 
     going on   the roles of Shakespeare's plays in two halves, by a hash of their names. Does the second half, at
                epsilon 4, end with a lower test loss from the adapter of the first half's run, also at epsilon 4, than
