@@ -205,14 +205,14 @@ def evolve(
     tell(f"writing the first {evolution.samples:,} texts")
     texts = writer.first()
     tell(f"embedding {len(source.records):,} records")
-    private = embed(_decoded(tokenizer, source.records))
+    private = embed(decoded_texts(tokenizer, source.records))
     paid = evolution.commitment
     with debited_ledger(None, lambda: Ledger.create(folder / LEDGER_FILE, paid), account, paid) as ledger:
         durable.write(folder / PRIVACY_FILE, json.dumps(privacy_statement(ledger), indent=2) + "\n")
         _write(folder / TEXTS_FILE, tokenizer, texts, column)
         for step in range(1, evolution.generations + 1):
             tell(f"generation {step} of {evolution.generations}")
-            chosen = writer.nearest_texts(private, embed(_decoded(tokenizer, texts)))
+            chosen = writer.nearest_texts(private, embed(decoded_texts(tokenizer, texts)))
             texts = writer.after(texts, _released(source, evolution, chosen, ledger, step - 1), step)
             _write(folder / TEXTS_FILE, tokenizer, texts, column)
         statement = privacy_statement(ledger)
@@ -301,12 +301,13 @@ def _released(
     return torch.where(counts < evolution.threshold, 0.0, counts)
 
 
-def _decoded(tokenizer: Any, records: Records) -> list[str]:
+def decoded_texts(tokenizer: Any, records: Records) -> list[str]:
+    """The texts of records, by the tokenizer that made them."""
     return [text_of(tokenizer, row.tolist()) for row in np.split(np.asarray(records.tokens), records.offsets[1:-1])]
 
 
 def _write(file: Path, tokenizer: Any, texts: Records, column: str) -> None:
-    rows = ({column: text} for text in _decoded(tokenizer, texts))
+    rows = ({column: text} for text in decoded_texts(tokenizer, texts))
     durable.write(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

@@ -214,7 +214,7 @@ def vote(data: Path, place: Path, seed: int) -> Iterator[dict[str, Any]]:
     loss = _loss_after(_public(data), test, seed)
     yield {"way": "the 300 public utterances", "epsilon": 0.0, "test_loss": loss}
     writer = evolution.public_writer(config, synthesis)
-    first = evolution._decoded(writer.synthesiser.tokenizer, writer.first())
+    first = evolution.decoded_texts(writer.synthesiser.tokenizer, writer.first())
     loss = _loss_after(first, test, seed)
     yield {"way": "texts without votes", "epsilon": 0.0, "test_loss": loss, "examples": first[:5]}
     for method in evolution.WAYS:
